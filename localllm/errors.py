@@ -1,0 +1,54 @@
+"""Every error a user can meet, as one tree.
+
+`str(error)` is one line that names the bad thing and, where it helps, says what to do about it. The servers map the
+classes to their protocol's status codes; the command line prints the line and exits with 1. Errors that are not of
+this tree are bugs of ours.
+"""
+
+
+class LocalLLMError(Exception):
+    """Root of the tree: one clear line for the person at the other end."""
+
+
+class BadFile(LocalLLMError):
+    """A file is damaged, truncated, hostile, or not what its name says."""
+
+
+class UnsupportedModel(LocalLLMError):
+    """The model needs something this build does not have; the message names it."""
+
+
+class BadRequest(LocalLLMError):
+    """The request itself is wrong: its shape, a value, or an option that does not exist."""
+
+
+class ModelNotFound(LocalLLMError):
+    """No model of that name is in the store."""
+
+
+class Busy(LocalLLMError):
+    """The queue is full; try again later."""
+
+
+class OutOfBlocks(LocalLLMError):
+    """The KV pool cannot hold what was asked for."""
+
+
+class OutOfMemory(LocalLLMError):
+    """The model does not fit into the memory that is free."""
+
+
+class Cancelled(LocalLLMError):
+    """The request was cancelled by its client, by `stop`, or by an unload."""
+
+
+class RunnerDied(LocalLLMError):
+    """The process that ran the model died or hung; the next request starts a new one."""
+
+
+class DaemonUnavailable(LocalLLMError):
+    """No daemon answers, or another program answers at its address."""
+
+
+class StoreError(LocalLLMError):
+    """The model store cannot be read or written."""

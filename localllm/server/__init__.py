@@ -1,0 +1,1 @@
+"""Wire formats: pure translations between HTTP bodies and the native request."""

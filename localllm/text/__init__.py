@@ -1,0 +1,1 @@
+"""Text work: tokenizers, streaming detokenizer and stop matcher, chat templates."""
