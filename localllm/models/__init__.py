@@ -1,0 +1,1 @@
+"""From a GGUF file to a `ModelSpec`: the table of architectures."""
