@@ -1,13 +1,14 @@
 """The seam between the engine and the arithmetic: `Backend`, and the arrays that cross it.
 
-A *segment* is one sequence's share of a step: consecutive tokens of one role. Generated tokens (computed before or
-now by sampling, also when they are computed again) go through the row path; prompt tokens through the panel path.
-Generated segments come first in a batch, so tokens [0, num_generated) take the row path.
+A *segment* is one sequence's share of a step: consecutive tokens of one role. Generated tokens
+(those that sampling gave, also when they are computed again) go through the row path, prompt
+tokens through the panel path. Generated segments come first in a batch, so tokens
+[0, num_generated) take the row path.
 
 Not here: which sequence runs (engine), what a token means (text).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,13 +30,13 @@ class Batch:
 
     tokens           int32 [T]  token ids
     positions        int32 [T]  position of each token in its sequence
-    segment_starts   int32 [S+1] segment s is tokens [starts[s], starts[s+1]); generated segments first
+    segment_starts   int32 [S+1] segment s is tokens [starts[s], starts[s+1])
     context_lengths  int32 [S]  positions in the KV once this step has written: last position + 1
-    block_tables     one per KV group: int32 [S, width]; entry p // BLOCK_SIZE is the block of position p;
-                     entries of blocks that fell out of a window are any valid id and are never read
+    block_tables     one per KV group: int32 [S, width]; entry p // BLOCK_SIZE is the block of
+                     position p; blocks that fell out of a window may have any id: never read
     num_generated    tokens of generated segments (the first ones)
     num_generated_segments
-    rows             int32 [R] indices of the tokens whose logits are wanted, ascending (so generated ones first)
+    rows             int32 [R] indices of the tokens whose logits are wanted, ascending
     edits            per wanted row that has any: changes to single logits before the selection
     """
 
@@ -54,7 +55,7 @@ class Batch:
 class Edits:
     """Changes to single logits of one row: x becomes (x / repeat if x > 0 else x * repeat) + add.
 
-    ids int32 [E] distinct; repeat float32 [E] (1: none); add float32 [E] (bias minus presence and frequency)
+    ids int32 [E] distinct; repeat float32 [E] (1: none); add float32 [E]: bias less penalties
     """
 
     ids: Int32s
@@ -64,12 +65,13 @@ class Edits:
 
 @dataclass(slots=True)
 class StepResult:
-    """Logits of the wanted rows and what sampling needs of them. Views of the backend's memory, valid until the next step.
+    """Logits of the wanted rows and what sampling needs of them; views, valid until the next step.
 
     logits      float32 [R, vocab]  as the model gave them, before edits
     raw_lse     float32 [R]         log of the sum of exp(logits)
-    top_ids     int32   [R, TOP]    ids of the largest edited logits, descending, lower id first on ties;
-    top_logits  float32 [R, TOP]    their edited values; entries past the vocabulary: id -1, value -inf
+    top_ids     int32   [R, TOP]    ids of the largest edited logits, descending, lower id first
+                                    on ties; past the vocabulary: -1
+    top_logits  float32 [R, TOP]    their edited values; past the vocabulary: -inf
     lse         float32 [R]         log of the sum of exp(edited logits)
     """
 
@@ -78,6 +80,28 @@ class StepResult:
     top_ids: Int32s
     top_logits: Floats
     lse: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """Sizes and choices of a backend, made once per model.
+
+    num_blocks     blocks in the pool of each KV group
+    table_width    blocks of the longest sequence: the width of a block table
+    max_tokens     T of a step; max_segments: S; max_rows: R
+    threads        None: the physical cores this process may use
+    weights        "mapped", "resident" or "auto"
+    progress       called with (what, done, total) while kernels compile and weights are copied
+    """
+
+    num_blocks: tuple[int, ...]
+    table_width: int
+    max_tokens: int = 512
+    max_segments: int = 64
+    max_rows: int = 64
+    threads: int | None = None
+    weights: str = "auto"
+    progress: Callable[[str, int, int], None] | None = None
 
 
 class Backend(Protocol):

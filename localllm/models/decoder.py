@@ -1,9 +1,10 @@
 """The forward pass of a decoder, written once. Start reading here.
 
-`forward` walks a `ModelSpec` and calls a small vocabulary of operations, `Ops`. What an operation does is the
-backend's business: the reference backend computes at once over NumPy arrays, the CPU backend records a program that a
-thread team runs at every step, so `forward` itself is then called once per model. A handle (`H`) stands for the
-activations of the step's tokens; what it is, only the backend knows.
+`forward` walks a `ModelSpec` and calls a small vocabulary of operations, `Ops`. What an operation
+does is the backend's business: the reference backend computes at once over NumPy arrays, the CPU
+backend records a program that a thread team runs at every step, so `forward` itself is then called
+once per model. A handle (`H`) stands for the activations of the step's tokens; what it is, only the
+backend knows.
 
 The step's tokens, positions and block tables never appear here: they are the backend's `Batch`.
 """

@@ -1,6 +1,7 @@
 """What a model is, as data: the one description that every backend runs.
 
-A spec names tensors and numbers, nothing else: it holds no arrays, and no backend asks for an architecture's name.
+A spec names tensors and numbers, nothing else: it holds no arrays, and no backend asks for an
+architecture's name.
 `models/<family>.py` builds it from a file's metadata, `models/decoder.py` walks it.
 
 Shapes: T tokens, n embedding length, nh query heads, nkv key/value heads, hd head dimension.
@@ -15,7 +16,7 @@ Activation = Literal["silu", "gelu", "gelu_quick", "relu2"]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """`rows` rows of a 2-D tensor [.., cols] from `first_row` on (a fused tensor is several of these)."""
+    """`rows` rows of a 2-D tensor [.., cols] from `first_row` on (a fused tensor is several)."""
 
     name: str
     rows: int
@@ -42,9 +43,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS: x / sqrt(mean(x^2) + eps) * w. Layer: (x - mean) / sqrt(var + eps) * w + b (population variance).
+    """RMS: x / sqrt(mean(x^2) + eps) * w. Layer: (x - mean) / sqrt(var + eps) * w + b.
 
-    As a head norm the weight has head_dim values (one vector for all heads) or heads * head_dim (one each).
+    As a head norm the weight has head_dim values (one vector for all heads) or heads * head_dim.
     """
 
     kind: NormKind
@@ -55,7 +56,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding of the first 2 * len(frequencies) dimensions of each head; the rest pass through.
+    """Rotary embedding of the first 2 * len(frequencies) dimensions of each head; the rest pass.
 
     kind         "norm" rotates neighbours (2i, 2i+1), "neox" rotates halves (i, i + dims/2)
     frequencies  radians per position of each pair, every scaling already applied
