@@ -1,0 +1,298 @@
+"""The daemon's end of a runner: starts the process, talks to it, and notices when it dies or hangs.
+
+Invariants:
+  1. every request ends exactly once: with a last delta, with RunnerDied, or by `close` of its
+  iterator,
+     which cancels it in the runner;
+  2. a runner whose progress counter rests for `stall_seconds` while requests are running is killed;
+  3. after `closed` is set the process is gone and everything it held is free.
+
+Not here: which runners exist and for how long (daemon.py).
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from localllm.errors import RunnerDied
+from localllm.messages import (
+    HEADER,
+    MAX_BODY_BYTES,
+    Cancel,
+    Delta,
+    Deltas,
+    Failed,
+    Generate,
+    Load,
+    Loading,
+    Message,
+    Pulse,
+    Ready,
+    decode,
+    encode,
+    error_of,
+)
+
+COMMAND = (sys.executable, "-m", "localllm.runner")
+STALL_SECONDS = 30.0
+LOAD_STALL_SECONDS = 300.0
+EXIT_SECONDS = 3.0
+# Numba prints this when a kernel raised, and goes on with wrong numbers.
+FATAL_OUTPUT = "Exception ignored"
+
+log = logging.getLogger("localllm.runner")
+
+
+class RunnerProcess:
+    """One runner process; made by `start`, of use after `load`."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stall_seconds: float,
+    ) -> None:
+        self.closed = asyncio.Event()
+        self.ready: Ready | None = None
+        self.loading: Loading | None = None
+        self.last_output: deque[str] = deque(maxlen=20)
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._stall_seconds = stall_seconds
+        self._requests: dict[int, asyncio.Queue[Delta]] = {}
+        self._next_id = 0
+        self._loaded: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._moved_at = 0.0
+        self._counter = -1
+        self._reason: str | None = None
+        self._on_loading: Callable[[Loading], None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._read_output())]
+
+    @classmethod
+    async def start(
+        cls,
+        environ: Mapping[str, str],
+        command: Sequence[str] = COMMAND,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> "RunnerProcess":
+        """Start the process, which imports its libraries while it waits for `load`.
+
+        Must be called on the main thread: the parent-death signal follows the thread that starts
+        it.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=dict(environ),
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        return cls(process, reader, writer, stall_seconds)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    async def load(self, load: Load, progress: Callable[[Loading], None] | None = None) -> Ready:
+        """Have it load a model. Raises the load's own error or RunnerDied, with the process gone."""
+        self._send(load)
+        self._on_loading = progress
+        self._moved_at = asyncio.get_running_loop().time()
+        try:
+            while True:
+                idle = asyncio.get_running_loop().time() - self._moved_at
+                done, _ = await asyncio.wait({self._loaded}, timeout=LOAD_STALL_SECONDS - idle)
+                if done:
+                    self.ready = self._loaded.result()
+                    return self.ready
+                if asyncio.get_running_loop().time() - self._moved_at >= LOAD_STALL_SECONDS:
+                    raise RunnerDied(f"{load.path}: loading made no progress for 5 minutes")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def generate(self, request: Generate) -> AsyncIterator[Delta]:
+        """Run a request and give its deltas; closing the iterator early cancels it.
+
+        Raises the error that ended it.
+        """
+        if self._reason is not None or self.closed.is_set():
+            raise RunnerDied(self._reason or "the model was unloaded")
+        self._next_id += 1
+        number = self._next_id
+        queue: asyncio.Queue[Delta] = asyncio.Queue()
+        if not self._requests:
+            self._moved_at = asyncio.get_running_loop().time()
+        self._requests[number] = queue
+        self._watch()
+        try:
+            self._send(replace(request, request_id=number))
+            while True:
+                delta = await queue.get()
+                if delta.error is not None:
+                    raise error_of(delta.error_kind, delta.error)
+                yield delta
+                if delta.done_reason is not None or delta.rendered is not None:
+                    return
+        finally:
+            if self._requests.pop(number, None) is not None:
+                self._send(Cancel(number))
+
+    async def close(self) -> None:
+        """End the process, politely at first, by force if need be; requests end with an error."""
+        if self._reason is None:
+            self._reason = "the model was unloaded"
+        self._writer.close()
+        await self._wait_for_exit()
+        self._end_requests()
+
+    def kill(self, reason: str) -> None:
+        """End the process at once; its requests get `reason`."""
+        if self._reason is None:
+            self._reason = reason
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def _send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def _read(self) -> None:
+        """Dispatch what the runner says until it goes."""
+        try:
+            while True:
+                size, kind = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+                if size > MAX_BODY_BYTES:
+                    break
+                self._dispatch(decode(kind, await self._reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except (ValueError, TypeError, IndexError, KeyError):
+            log.exception("runner %d sent a damaged message", self.pid)
+        await self._gone()
+
+    def _dispatch(self, message: Message) -> None:
+        if isinstance(message, Deltas):
+            self._moved_at = asyncio.get_running_loop().time()
+            for delta in message.deltas:
+                queue = self._requests.get(delta.request_id)
+                if queue is None:
+                    continue
+                queue.put_nowait(delta)
+                if delta.done_reason or delta.error or delta.rendered is not None:
+                    del self._requests[delta.request_id]
+        elif isinstance(message, Pulse):
+            if message.counter != self._counter:
+                self._counter = message.counter
+                self._moved_at = asyncio.get_running_loop().time()
+        elif isinstance(message, Loading):
+            self.loading = message
+            self._moved_at = asyncio.get_running_loop().time()
+            if self._on_loading is not None:
+                self._on_loading(message)
+        elif isinstance(message, Ready) and not self._loaded.done():
+            self._loaded.set_result(message)
+        elif isinstance(message, Failed) and not self._loaded.done():
+            self._loaded.set_exception(error_of(message.kind, message.error))
+
+    def _watch(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch_progress())
+
+    async def _watch_progress(self) -> None:
+        """Kill the runner if it does not move while it has requests."""
+        loop = asyncio.get_running_loop()
+        while self._requests and not self.closed.is_set():
+            left = self._moved_at + self._stall_seconds - loop.time()
+            if left <= 0:
+                log.error("runner %d made no progress for %g s", self.pid, self._stall_seconds)
+                self.kill(f"the model runner was stuck for {self._stall_seconds:g} s and was ended")
+                return
+            await asyncio.sleep(max(left, 0.05))
+
+    async def _gone(self) -> None:
+        """Give every request its error after the process has died, or has stopped talking."""
+        self._writer.close()
+        code = await self._wait_for_exit()
+        if self._reason is None:
+            self._reason = self._cause(code)
+            log.error("runner %d: %s", self.pid, self._reason)
+        if not self._loaded.done():
+            self._loaded.set_exception(RunnerDied(self._reason))
+            self._loaded.exception()
+        self._end_requests()
+
+    def _cause(self, code: int) -> str:
+        """What to tell a person about a runner that exited with `code`."""
+        cause = f"exit code {code}"
+        if code < 0:
+            cause = f"signal {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                cause += ", perhaps for lack of memory"
+        tail = f": {self.last_output[-1]}" if self.last_output and code > 0 else ""
+        return f"the model runner has unexpectedly stopped ({cause}{tail}); try again"
+
+    def _end_requests(self) -> None:
+        requests, self._requests = self._requests, {}
+        for number, queue in requests.items():
+            queue.put_nowait(Delta(number, error=self._reason, error_kind="RunnerDied"))
+
+    async def _wait_for_exit(self) -> int:
+        """Wait for the process to be gone, in the end by force, and tell its exit code."""
+        deadline = asyncio.get_running_loop().time() + EXIT_SECONDS
+        pause = 0.002
+        while (code := self._process.poll()) is None:
+            if asyncio.get_running_loop().time() >= deadline:
+                self._process.kill()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        self.closed.set()
+        return code
+
+    async def _read_output(self) -> None:
+        """Log the runner's standard error; some lines mean that its numbers are wrong."""
+        assert self._process.stderr is not None
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self._process.stderr
+        )
+        while line := await _read_line(reader):
+            text = line.decode(errors="replace").rstrip()
+            self.last_output.append(text)
+            log.warning("runner %d: %s", self.pid, text)
+            if FATAL_OUTPUT in text:
+                self.kill(f"the model runner had an internal error and was ended: {text}")
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    """A line, or a piece of a very long one; empty at the end."""
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+    except asyncio.LimitOverrunError:
+        return await reader.read(1 << 16)

@@ -1,0 +1,127 @@
+"""A runner with a model that needs no file: it does what the last word of the prompt says.
+
+The real `runner.main` around a fake model, so that processes, messages and their failures are the
+real ones. Run as a script with the socket's number, like the real one.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from localllm.errors import BadFile, BadRequest
+from localllm.messages import Delta, Generate, Load, Statistics
+from localllm.runner import Progress, Sink, main
+
+
+class FakeModel:
+    """Emits `0 1 2 ...`, a number a step for every running request."""
+
+    context_length = 4096
+    memory_bytes = 1000
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._running: dict[int, tuple[Generate, Sink, int]] = {}
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def start(self, request: Generate, sink: Sink) -> None:
+        word = self._word(request)
+        if word == "refuse":
+            raise BadRequest("the fake model refuses this")
+        if word == "bug":
+            raise ZeroDivisionError("a bug")
+        if request.render_only:
+            sink([Delta(request.request_id, rendered=f"<{word}>")])
+            return
+        with self._changed:
+            self._running[request.request_id] = (request, sink, 0)
+            self._changed.notify()
+
+    def cancel(self, request_id: int) -> None:
+        with self._changed:
+            found = self._running.pop(request_id, None)
+        if found is not None:
+            found[1]([Delta(request_id, done_reason="cancelled")])
+
+    def work_done(self) -> int:
+        return self._steps
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _word(request: Generate) -> str:
+        text = request.prompt
+        if request.messages is not None:
+            text = str(request.messages[-1]["content"])
+        return text.split()[-1] if text.split() else ""
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._running)
+                running = list(self._running.values())
+            sinks: dict[Sink, list[Delta]] = {}
+            for request, sink, count in running:
+                if (delta := self._step(request, count)) is not None:
+                    sinks.setdefault(sink, []).append(delta)
+                    self._steps += 1
+            for sink, deltas in sinks.items():
+                sink(deltas)
+            self._changed.acquire()
+            self._changed.wait(0.001)
+            self._changed.release()
+
+    def _step(self, request: Generate, count: int) -> Delta | None:
+        number, word = request.request_id, self._word(request)
+        if count == 2 and word == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if count == 2 and word == "exit":
+            print("a last word", file=sys.stderr, flush=True)
+            os._exit(3)
+        if count == 2 and word == "raise":
+            print("Exception ignored in: kernel", file=sys.stderr, flush=True)
+        if count == 2 and word == "hang":
+            return None
+        limit = request.options.get("num_predict", -1)
+        if limit < 0:
+            limit = 10**9 if word in ("forever", "raise", "exit", "die", "hang") else 3
+        with self._changed:
+            if number not in self._running:
+                return None
+            self._running[number] = (*self._running[number][:2], count + 1)
+            if count >= limit:
+                del self._running[number]
+        if count >= limit:
+            tokens = [1, 2, 3] if request.want_tokens else None
+            stats = Statistics(5, 2, count, 0.001, 0.002, 0.003)
+            reason = "length" if "num_predict" in request.options else "stop"
+            return Delta(number, done_reason=reason, statistics=stats, tokens=tokens)
+        text = self._text(request, word, count)
+        entry = {"token": text, "logprob": -0.5, "bytes": list(text.encode())}
+        return Delta(number, text, logprobs=[] if request.logprobs is None else [entry])
+
+    @staticmethod
+    def _text(request: Generate, word: str, count: int) -> str:
+        if word == "echo":
+            return repr(request.messages or request.prompt) if count == 0 else ""
+        if word == "options":
+            return repr((request.options, request.stop)) if count == 0 else ""
+        return "\N{SLIGHTLY SMILING FACE}" if word == "smile" else f"{count} "
+
+
+def open_fake(load: Load, progress: Progress) -> FakeModel:
+    progress("copying weights", 1, 2)
+    name = Path(load.path).name
+    if name == "bad.gguf":
+        raise BadFile(f"{load.path}: truncated")
+    if name == "dies.gguf":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return FakeModel()
+
+
+if __name__ == "__main__":
+    main(open_fake)
