@@ -1,0 +1,1 @@
+"""Measurements against other engines, and the models they run on."""
