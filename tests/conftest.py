@@ -11,7 +11,7 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with llama.cpp's logits and the real vocabularies; tests that need it skip without it."""
+    """llama.cpp's logits and real vocabularies; tests that need them skip where they are absent."""
     folder = SHARED / "data"
     if not folder.is_dir():
         pytest.skip("the shared data folder is not beside this checkout")

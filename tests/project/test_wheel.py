@@ -1,4 +1,4 @@
-"""The wheel is complete: it runs from another folder, in an environment that has nothing of the checkout."""
+"""The wheel is complete: it runs from another folder, with nothing of the checkout in reach."""
 
 import subprocess
 import sys
