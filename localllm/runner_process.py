@@ -118,7 +118,7 @@ class RunnerProcess:
         return len(self._requests)
 
     async def load(self, load: Load, progress: Callable[[Loading], None] | None = None) -> Ready:
-        """Have it load a model. Raises the load's own error or RunnerDied, with the process gone."""
+        """Have it load a model; if that fails, the process is gone and the cause raised."""
         self._send(load)
         self._on_loading = progress
         self._moved_at = asyncio.get_running_loop().time()
