@@ -43,6 +43,12 @@ def isa() -> str:
     return level
 
 
+def cache_dir() -> Path | None:
+    """Where compiled kernels of this build and level are kept; None: nowhere."""
+    folder: Path | None = _state["folder"]
+    return folder
+
+
 def sources_digest() -> str:
     """Twelve hex digits over every source file of this package and the compiler's version."""
     digest = hashlib.sha256(numba.__version__.encode())
