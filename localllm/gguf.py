@@ -33,8 +33,9 @@ from localllm.metadata import ARRAY, STRING, Metadata, StringArray, Value
 from localllm.quants import BY_ID, Bytes, Floats, TensorType, dequantize
 
 MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 17
-MAX_STRING_BYTES = 1 << 24
+MAX_TENSORS = 1 << 16
+# Of all names, keys and single strings together; arrays of strings stay in the map.
+MAX_TEXT_BYTES = 1 << 25
 MAX_ARRAY_LENGTH = 1 << 21
 MAX_STRINGS = 1 << 22
 MAX_DIMENSIONS = 4
@@ -246,6 +247,7 @@ class _HeaderReader:
         self.size = size
         self.position = 0
         self.num_strings = 0
+        self.text_bytes = 0
 
     def bad(self, what: str) -> BadFile:
         return BadFile(f"{self.path}: {what}")
@@ -263,10 +265,12 @@ class _HeaderReader:
         self.position += layout.size
         return value
 
-    def string(self, what: str, limit: int = MAX_STRING_BYTES) -> bytes:
+    def string(self, what: str, limit: int = MAX_TEXT_BYTES) -> bytes:
         length = self.number(_U64, f"the length of {what}")
+        limit = min(limit, MAX_TEXT_BYTES - self.text_bytes)
         if length > limit:
             raise self.bad(f"is damaged: {what} claims {length} bytes, the limit is {limit}")
+        self.text_bytes += length
         self.need(length, what)
         start = self.position
         self.position += length
