@@ -1,0 +1,93 @@
+"""Tiny models of the shared data folder, and a driver that feeds a backend like the scheduler."""
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.backends import BLOCK_SIZE, Backend, Batch
+from localllm.gguf import GgufFile
+
+Description = dict[str, Any]
+WriteModel = Callable[[Description], GgufFile]
+
+
+@pytest.fixture(scope="session")
+def archfix(shared_data: Path) -> ModuleType:
+    """The tool that writes a tiny GGUF from its description."""
+    spec = importlib.util.spec_from_file_location(
+        "archfix", shared_data.parent / "tools" / "archfix.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def describe(shared_data: Path) -> Callable[[str], Description]:
+    """The description of a tiny model by name."""
+
+    def read(name: str) -> Description:
+        description: Description = json.loads((shared_data / "archs" / f"{name}.json").read_text())
+        return description
+
+    return read
+
+
+@pytest.fixture
+def write_model(archfix: ModuleType, tmp_path: Path) -> Iterator[WriteModel]:
+    """Write a description to a file and open it."""
+    files: list[GgufFile] = []
+
+    def write(description: Description) -> GgufFile:
+        path = tmp_path / f"model-{len(files)}.gguf"
+        archfix.write(description, path)
+        files.append(GgufFile.open(path))
+        return files[-1]
+
+    yield write
+    for file in files:
+        file.close()
+
+
+@pytest.fixture
+def logits_of() -> Callable[..., np.ndarray]:
+    return run_tokens
+
+
+def run_tokens(
+    backend: Backend, ids: np.ndarray, *, chunk: int, path: str = "prefill"
+) -> np.ndarray:
+    """float32 [T, vocab]: logits after every token, `chunk` tokens a step.
+
+    The blocks of the sequence are scattered over the pool, so that a table read wrong shows.
+    """
+    width = -(-len(ids) // BLOCK_SIZE)
+    tables = []
+    for g, count in enumerate(backend.num_blocks):
+        order = np.random.Generator(np.random.PCG64(g)).permutation(count)
+        tables.append(order[:width].astype(np.int32)[None])
+    out = []
+    for first in range(0, len(ids), chunk):
+        tokens = np.asarray(ids[first : first + chunk], np.int32)
+        n = len(tokens)
+        is_generated = path == "decode"
+        batch = Batch(
+            tokens=tokens,
+            positions=np.arange(first, first + n, dtype=np.int32),
+            segment_starts=np.array([0, n], np.int32),
+            context_lengths=np.array([first + n], np.int32),
+            block_tables=tables,
+            num_generated=n if is_generated else 0,
+            num_generated_segments=int(is_generated),
+            rows=np.arange(n, dtype=np.int32),
+        )
+        out.append(backend.step(batch).logits.copy())
+    return np.concatenate(out)
