@@ -1,7 +1,7 @@
 """Settings: one typed place, and the only reader of the environment.
 
-Every variable is `LOCALLLM_<NAME>`; where Ollama has the same setting its `OLLAMA_<NAME>` is honoured as a fallback.
-Nothing else in the package reads `os.environ`.
+Every variable is `LOCALLLM_<NAME>`; where Ollama has the same setting its `OLLAMA_<NAME>` is
+honoured as a fallback. Nothing else in the package reads `os.environ`.
 """
 
 import os
@@ -36,7 +36,7 @@ class Settings:
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings from `environ` (default: the process's own). Bad numbers fall back to the default."""
+    """Read `environ` (default: the process's own). Bad numbers fall back to the default."""
     env = os.environ if environ is None else environ
 
     def text(name: str, default: str | None = None) -> str | None:
@@ -77,3 +77,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         no_history=flag("NOHISTORY"),
         debug=flag("DEBUG"),
     )
+
+
+def runner_environment(settings: Settings) -> dict[str, str]:
+    """The environment of a runner: ours, with Numba told the instruction set and nothing else."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
+    return environ

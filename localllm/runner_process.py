@@ -140,7 +140,7 @@ class RunnerProcess:
 
         Raises the error that ended it.
         """
-        if self._reason is not None or self.closed.is_set():
+        if self.is_dead:
             raise RunnerDied(self._reason or "the model was unloaded")
         self._next_id += 1
         number = self._next_id
@@ -162,11 +162,20 @@ class RunnerProcess:
             if self._requests.pop(number, None) is not None:
                 self._send(Cancel(number))
 
-    async def close(self) -> None:
-        """End the process, politely at first, by force if need be; requests end with an error."""
+    @property
+    def is_dead(self) -> bool:
+        """Whether it takes no more requests: it died, or is being ended."""
+        return self._reason is not None or self.closed.is_set()
+
+    def retire(self) -> None:
+        """Take no more requests, and let the process end."""
         if self._reason is None:
             self._reason = "the model was unloaded"
         self._writer.close()
+
+    async def close(self) -> None:
+        """End the process, politely at first, by force if need be; requests end with an error."""
+        self.retire()
         await self._wait_for_exit()
         self._end_requests()
 
