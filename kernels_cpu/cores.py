@@ -76,7 +76,7 @@ def cgroup_quota(
 
 
 def parents(root: Path, path: str) -> list[Path]:
-    """The folder of a group and those above it up to the root, which may be all that a container has."""
+    """The folder of a group and those above it up to the root; a container may have that alone."""
     group = root / path.strip("/")
     above = [g for g in group.parents if g == root or root in g.parents]
     return [group, *above] if group != root else [root]
