@@ -41,13 +41,14 @@ def run_at(level: str, path: str, *names: str) -> None:
         timeout=600,
     )
     # An exception inside a kernel is only printed.
-    ignored = "Exception ignored" in child.stderr
-    assert child.returncode == 0 and not ignored, f"at level {level}:\n{child.stdout}{child.stderr}"
+    failed = child.returncode != 0 or "Exception ignored" in child.stderr
+    assert not failed, f"at level {level}:\n{child.stdout}{child.stderr}"
 
 
 def load(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Numba's cache names the function's module.
     sys.modules[spec.name] = module
