@@ -45,7 +45,7 @@ class SamplingParams:
     top_k             keep the k likeliest; 0 or less: off
     top_p, typical_p  1: off
     min_p             keep what has at least this share of the likeliest one's probability; 0: off
-    repeat_penalty    divides positive and multiplies negative logits of tokens in the window; 1: off
+    repeat_penalty    divides positive and multiplies negative logits of window tokens; 1: off
     presence_penalty  subtracted from the logits of tokens in the window
     frequency_penalty subtracted once for each occurrence in the window
     repeat_last_n     the window: the last n tokens, those of the prompt included (as in llama.cpp);
@@ -196,7 +196,7 @@ def apply_edits(raw: Floats, edits: Edited) -> Floats:
 
 
 class Sampler:
-    """Draws the tokens of one sequence; holds its penalty window and its place in the random stream.
+    """Draws the tokens of one sequence; holds its penalty window and place in the random stream.
 
     Whatever else is served, the same prompt, parameters, seed and logits give the same tokens.
     """

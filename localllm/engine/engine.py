@@ -1,0 +1,359 @@
+"""The one thread that runs a model: it plans a step, runs it, draws tokens, tells the clients.
+
+Any thread may `submit` and `cancel`; everything else happens on the engine thread, which sleeps on
+a condition while there is nothing to do. A sink is called once per step with all outputs of the
+sequences that share it, on the engine thread: it must only hand them on.
+
+An error in a step ends the requests that were running with a clear line and empties the cache; the
+thread goes on. The engine knows token ids, never text.
+
+Source of the division of labour: the engine core of vLLM's v1.
+"""
+
+import hashlib
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass
+
+from localllm.backends import BLOCK_SIZE, Backend, Edits, StepResult
+from localllm.engine.batch import BatchBuilder
+from localllm.engine.blocks import BlockPool
+from localllm.engine.pace import Pace
+from localllm.engine.scheduler import Scheduler, Segment, Step
+from localllm.engine.sequence import FinishReason, Output, Request, Sequence, Sink
+from localllm.errors import BadRequest, Busy, Cancelled
+from localllm.sampling import Row, Sampler, top_logprobs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine is doing; `kv_usage` is the share of blocks in use, 0 to 1."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The logits of one wanted token and the edits it is drawn under."""
+
+    sequence: Sequence
+    row: int
+
+
+class Engine:
+    """Serves requests over one backend.
+
+    eog_ids      tokens that end an answer
+    identity     what the KV depends on beside the tokens (model digest, KV type), for the cache
+    num_ctx      most positions of a sequence; None: what the pool and the model hold
+    max_running  most sequences in a step; max_waiting: most requests in the queue (then `Busy`)
+    chunk        fixed number of prompt tokens a step; None: adapted to the measured times
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eog_ids: frozenset[int] = frozenset(),
+        identity: bytes = b"",
+        num_ctx: int | None = None,
+        max_running: int = 16,
+        max_waiting: int = 512,
+        chunk: int | None = None,
+    ) -> None:
+        self.backend = backend
+        self.eog_ids = eog_ids
+        self.max_waiting = max_waiting
+        self.pool = BlockPool(
+            backend.num_blocks,
+            [group.window for group in backend.kv_groups],
+            BLOCK_SIZE,
+            backend.copy_block,
+            hashlib.sha256(identity).digest(),
+        )
+        self.max_length = min(num_ctx or 2**31, self.pool.capacity())
+        self.pace = Pace(backend.max_tokens, chunk)
+        self.scheduler = Scheduler(
+            self.pool,
+            self.pace,
+            max_tokens=backend.max_tokens,
+            max_rows=backend.max_rows,
+            max_running=min(max_running, backend.max_segments, backend.max_rows),
+        )
+        self.batches = BatchBuilder(backend, self.max_length)
+        self.num_steps = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._outbox: dict[int, tuple[Sink, list[Output]]] = {}
+        self._wake = threading.Condition()
+        self._submitted: list[Sequence] = []
+        self._cancelled: list[str] = []
+        self._arrivals = 0
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> "Engine":
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End all requests as cancelled, stop the thread, close the backend."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.backend.close()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request. Raises BadRequest, Busy, or Cancelled when the engine is closed."""
+        sequence = self._sequence(request, sink)
+        with self._wake:
+            if self._is_closing:
+                raise Cancelled("the model is being unloaded")
+            num_waiting = self.num_waiting
+            if num_waiting >= self.max_waiting:
+                raise Busy(f"the queue is full: {num_waiting} requests are waiting")
+            self._arrivals += 1
+            sequence.arrival = self._arrivals
+            self._submitted.append(sequence)
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request within one step; nothing happens if it has ended already."""
+        with self._wake:
+            self._cancelled.append(request_id)
+            self._wake.notify()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._submitted) + len(self.scheduler.waiting)
+
+    def load(self) -> EngineLoad:
+        """A snapshot for reports, from any thread."""
+        return EngineLoad(
+            num_running=len(self.scheduler.running),
+            num_waiting=self.num_waiting,
+            kv_usage=self.pool.usage(),
+            num_preemptions=self.scheduler.num_preemptions,
+        )
+
+    def _sequence(self, request: Request, sink: Sink) -> Sequence:
+        vocab_size = self.backend.spec.vocab_size
+        num_tokens = len(request.tokens)
+        max_length = min(request.num_ctx or self.max_length, self.max_length)
+        if not num_tokens:
+            raise BadRequest("the prompt is empty: there is nothing to continue")
+        if not 0 <= min(request.tokens) <= max(request.tokens) < vocab_size:
+            raise BadRequest(f"the prompt has token ids outside 0 to {vocab_size - 1}")
+        if num_tokens + (request.params.num_predict != 0) > max_length:
+            raise BadRequest(
+                f"the prompt has {num_tokens} tokens and the context holds {max_length}, the "
+                "answer included; shorten the prompt or raise num_ctx"
+            )
+        sampler = Sampler(request.params, request.tokens, vocab_size)
+        return Sequence(request, sampler, sink, 0, max_length)
+
+    def _run(self) -> None:
+        while self._receive():
+            try:
+                self._step()
+            except Exception as error:
+                log.exception("a step failed")
+                self._fail(f"the model failed: {error or type(error).__name__}")
+            self._deliver()
+        for sequence in list(self._sequences.values()):
+            self._finish(sequence, "cancelled")
+        self._deliver()
+
+    def _receive(self) -> bool:
+        """Take in what other threads asked for; sleep while there is nothing. False: closing."""
+        with self._wake:
+            while not (
+                self._submitted or self._cancelled or self._is_closing or self.scheduler.has_work
+            ):
+                self._wake.wait()
+            submitted, self._submitted = self._submitted, []
+            cancelled, self._cancelled = self._cancelled, []
+        for sequence in submitted:
+            request_id = sequence.request.request_id
+            if request_id in self._sequences:
+                message = f"the request id {request_id} is in use"
+                self._emit(sequence, Output(request_id, finish_reason="error", error=message))
+                continue
+            self._sequences[request_id] = sequence
+            self.scheduler.add(sequence)
+        for request_id in cancelled:
+            if request_id in self._sequences:
+                self._finish(self._sequences[request_id], "cancelled")
+        return not self._is_closing
+
+    def _step(self) -> None:
+        if not self.scheduler.has_work:
+            return
+        began = time.perf_counter()
+        step = self.scheduler.plan()
+        assert step, "there is work, but no step"
+        edits: dict[int, Edits] = {}
+        deliveries = self._deliveries(step, began, edits)
+        result = self.backend.step(self.batches.build(step, edits))
+        self.num_steps += 1
+        self.scheduler.commit(step)
+        if step.num_generated == len(step.generated):
+            seconds = time.perf_counter() - began
+            self.pace.observe(step.num_generated, step.num_prompt, seconds)
+        self._draw(step, deliveries, edits, result)
+
+    def _deliveries(self, step: Step, began: float, edits: dict[int, Edits]) -> list[Delivery]:
+        """The rows that end in a token; fills `edits` by row."""
+        deliveries = []
+        row = 0
+        for segment in step:
+            sequence = segment.sequence
+            if sequence.started_at is None:
+                sequence.started_at = began
+            num_rows = segment.num_rows
+            row += num_rows
+            if num_rows and segment.is_last:
+                edited = sequence.sampler.edits()
+                if edited is not None:
+                    edits[row - 1] = Edits(*edited)
+                deliveries.append(Delivery(sequence, row - 1))
+        return deliveries
+
+    def _draw(
+        self,
+        step: Step,
+        deliveries: list[Delivery],
+        edits: dict[int, Edits],
+        result: StepResult,
+    ) -> None:
+        """Hand out logits and progress, draw a token for each sequence that is caught up."""
+        row = 0
+        for segment in step:
+            if segment.sequence.wants_all_rows:
+                self._observe(segment, result, row)
+            if not segment.is_generated and not segment.is_last:
+                self._emit_progress(segment)
+            row += segment.num_rows
+        if not deliveries:
+            return
+        lse, raw_lse = result.lse.tolist(), result.raw_lse.tolist()
+        for delivery in deliveries:
+            r = delivery.row
+            sequence = delivery.sequence
+            if sequence.request.request_id not in self._sequences:
+                continue
+            edit = edits.get(r)
+            if not math.isfinite(lse[r]):
+                self._finish(sequence, "error", "the model computed a number that is not finite")
+                continue
+            drawn_from = Row(
+                result.top_ids[r],
+                result.top_logits[r],
+                lse[r],
+                result.logits[r],
+                raw_lse[r],
+                None if edit is None else (edit.ids, edit.repeat, edit.add),
+            )
+            self._advance(sequence, drawn_from)
+
+    def _observe(self, segment: Segment, result: StepResult, row: int) -> None:
+        observer = segment.sequence.request.observer
+        assert observer is not None
+        try:
+            observer(segment.first, result.logits[row : row + segment.count])
+        except Exception as error:
+            log.exception("an observer failed")
+            self._finish(segment.sequence, "error", f"writing the logits failed: {error}")
+
+    def _emit_progress(self, segment: Segment) -> None:
+        sequence = segment.sequence
+        done = segment.first + segment.count
+        self._emit(sequence, Output(sequence.request.request_id, prompt_done=done))
+
+    def _advance(self, sequence: Sequence, row: Row) -> None:
+        """Draw the sequence's next token, and see whether that ends it."""
+        request = sequence.request
+        params = request.params
+        if params.num_predict == 0:
+            self._finish(sequence, "length")
+            return
+        token = sequence.sampler.draw(row)
+        output = Output(request.request_id, token)
+        if params.logprobs is not None:
+            output.logprob = float(row.raw[token]) - row.raw_lse
+            output.top_logprobs = top_logprobs(row, params.logprobs)
+        sequence.append(token)
+        self._emit(sequence, output)
+        reason = self._end(sequence, token)
+        if reason is not None:
+            self._finish(sequence, reason, output=output)
+        elif sequence.num_tokens >= sequence.max_length:
+            self._shift(sequence)
+
+    def _end(self, sequence: Sequence, token: int) -> FinishReason | None:
+        """Why the answer ends with this token, if it does."""
+        request = sequence.request
+        if token in request.stop_ids:
+            return "stop"
+        if token in self.eog_ids and not request.params.ignore_eog:
+            return "stop"
+        if sequence.emitted == request.params.num_predict:
+            return "length"
+        if sequence.num_tokens >= sequence.max_length and not request.shift:
+            return "length"
+        return None
+
+    def _shift(self, sequence: Sequence) -> None:
+        """Drop the older half; the sequence goes on as soon as the rest is computed again."""
+        self.scheduler.remove(sequence)
+        sequence.shift()
+        self.scheduler.add(sequence)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: str | None = None,
+        output: Output | None = None,
+    ) -> None:
+        """Free the sequence's blocks and tell its client, in `output` if that is on its way."""
+        sequence.finished_at = time.perf_counter()
+        self.scheduler.remove(sequence)
+        del self._sequences[sequence.request.request_id]
+        if output is None:
+            output = Output(sequence.request.request_id)
+            self._emit(sequence, output)
+        output.finish_reason = reason
+        output.error = error
+        output.stats = sequence.stats()
+
+    def _fail(self, message: str) -> None:
+        """End what was running; its KV and the cache are not to be trusted."""
+        for sequence in self.scheduler.running[:] or list(self.scheduler.waiting):
+            self._finish(sequence, "error", message)
+        self.pool.forget()
+
+    def _emit(self, sequence: Sequence, output: Output) -> None:
+        sink = sequence.sink
+        self._outbox.setdefault(id(sink), (sink, []))[1].append(output)
+
+    def _deliver(self) -> None:
+        """Call every sink that has outputs, once."""
+        if not self._outbox:
+            return
+        outbox, self._outbox = self._outbox, {}
+        for sink, outputs in outbox.values():
+            try:
+                sink(outputs)
+            except Exception:
+                log.exception("a sink failed; its requests are cancelled")
+                for request_id in {o.request_id for o in outputs} & self._sequences.keys():
+                    self.cancel(request_id)
