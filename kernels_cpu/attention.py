@@ -1,0 +1,159 @@
+"""Attention over the paged KV: the argument block of its kernels, and the work lists of a step.
+
+Three records make the attention of a layer; all take the same argument block:
+
+    attend_generated  items: generated work entries * num_kv_heads
+    merge_generated   items: merge entries * num_heads; follows attend_generated
+    attend_prompt     items: prompt work entries * num_kv_heads
+
+K and V of a layer are float16 [num_blocks][num_kv_heads][BLOCK][head_dim]; head_dim is a multiple
+of 8. The positions of this step are written before the first of these records. No kernel reads a
+table entry or a block of positions that the window hides, and what lies behind a sequence's last
+position does not matter.
+
+Work lists are int32 arrays that the backend makes once per step and KV group, whose layers see
+the same positions (`generated_work`, `prompt_work`):
+
+    generated  [n, 4]  token, segment, split, partial: positions [512 split, 512 split + 512) of
+                       the token's context into entry `partial` of the partials;
+                       partial -1: the whole context from that split on, straight into `out`
+    merges     [m, 4]  token, first partial, number of partials, 0: add up consecutive partials
+    prompts    [p, 4]  segment, first token, number of tokens (at most `prompt_tile`), 0
+
+The arithmetic of a token is the same however its context is dealt out: a split is always computed
+on its own, and the splits are added up in ascending order.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels_cpu.attention_math import LOG2E
+
+Int32s = NDArray[np.int32]
+
+BLOCK = 32  # positions of a block
+SPLIT = 512  # positions of a split
+PROMPT_ROWS = 128  # rows (tokens * query heads) of a prompt item, about
+
+# Slots of the argument block (int64 each; float32 values in the low 32 bits).
+Q = 0  # float32 [T, q_stride]: the rotated queries of all heads
+Q_STRIDE = 1  # in elements
+OUT = 2  # float32 [T, out_stride], num_heads * head_dim values of each row are overwritten
+OUT_STRIDE = 3
+K = 4  # the layer's K
+V = 5  # the layer's V
+POSITIONS = 6  # int32 [T]
+TABLES = 7  # int32 [S, table_width]: block ids of the layer's KV group
+TABLE_WIDTH = 8
+GENERATED = 9  # generated work, int32 [n, 4]
+MERGES = 10  # int32 [m, 4]
+PROMPTS = 11  # int32 [p, 4]
+PARTIALS = 12  # float32 [partials][num_heads][partial_floats]: from the first record to the second
+NUM_KV_HEADS = 13
+GROUP = 14  # query heads of a KV head
+HEAD_DIM = 15
+WINDOW = 16  # a query at p sees p - window + 1 .. p; 0: all
+QUERY_FACTOR = 17  # float32: brings q.k to log2 units, or to what the soft cap takes
+CAP = 18  # float32: soft cap in log2 units; 0: none
+SINKS = 19  # float32 [num_heads], or 0
+NUM_SLOTS = 20
+
+
+def argument_block(
+    *,
+    q: int,
+    q_stride: int,
+    out: int,
+    out_stride: int,
+    k: int,
+    v: int,
+    positions: int,
+    tables: int,
+    table_width: int,
+    generated: int,
+    merges: int,
+    prompts: int,
+    partials: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: int = 0,
+) -> NDArray[np.int64]:
+    """The block of the three kernels; all but the numbers are addresses (see the slots)."""
+    if head_dim % 8 or num_heads % num_kv_heads:
+        raise ValueError(f"attention: head_dim {head_dim}, {num_heads} heads over {num_kv_heads}")
+    factor = scale * LOG2E if softcap is None else scale * LOG2E * 2 / softcap
+    cap = 0.0 if softcap is None else softcap * LOG2E
+    block = np.zeros(NUM_SLOTS, np.int64)
+    block[[Q, Q_STRIDE, OUT, OUT_STRIDE]] = q, q_stride, out, out_stride
+    block[[K, V, POSITIONS, TABLES, TABLE_WIDTH]] = k, v, positions, tables, table_width
+    block[[GENERATED, MERGES, PROMPTS, PARTIALS]] = generated, merges, prompts, partials
+    block[[NUM_KV_HEADS, GROUP]] = num_kv_heads, num_heads // num_kv_heads
+    block[[HEAD_DIM, WINDOW, SINKS]] = head_dim, window or 0, sinks
+    block[[QUERY_FACTOR, CAP]] = np.array([factor, cap], np.float32).view(np.int32)
+    return block
+
+
+def partial_floats(head_dim: int) -> int:
+    """float32 values of a head in a partial: maximum, sum, and from the 16th on the weighted V."""
+    return 16 + head_dim
+
+
+def prompt_tile(group: int) -> int:
+    """Tokens of a prompt item."""
+    return max(1, PROMPT_ROWS // group)
+
+
+def generated_work(
+    positions: Int32s,
+    segment_starts: Int32s,
+    window: int | None,
+    num_kv_heads: int,
+    num_threads: int,
+    max_partials: int,
+) -> tuple[Int32s, Int32s]:
+    """Generated and merge work of the generated tokens.
+
+    positions       int32 [D]  of the generated tokens alone
+    segment_starts  int32 [S+1] of the generated segments alone
+    A step with many tokens gives whole contexts to the threads, one with few their splits.
+    """
+    last = positions // SPLIT
+    first = np.zeros_like(last) if not window else np.maximum(positions - window + 1, 0) // SPLIT
+    counts = last - first + 1
+    segments = np.repeat(np.arange(len(segment_starts) - 1), np.diff(segment_starts))
+    tokens = np.arange(len(positions))
+    few = len(positions) * num_kv_heads < 8 * num_threads
+    split = (counts > 1) & few & (np.cumsum(counts) <= max_partials)
+    entries = np.where(split, counts, 1)
+    owner = np.repeat(tokens, entries)
+    starts = np.cumsum(entries) - entries
+    work = np.zeros((len(owner), 4), np.int32)
+    work[:, 0], work[:, 1] = owner, segments[owner]
+    work[:, 2] = first[owner] + np.arange(len(owner)) - starts[owner]
+    partial_starts = np.cumsum(np.where(split, counts, 0)) - np.where(split, counts, 0)
+    partial = partial_starts[owner] + np.arange(len(owner)) - starts[owner]
+    work[:, 3] = np.where(split[owner], partial, -1)
+    merges = np.zeros((int(split.sum()), 4), np.int32)
+    merges[:, 0], merges[:, 1], merges[:, 2] = tokens[split], partial_starts[split], counts[split]
+    return work, merges
+
+
+def prompt_work(positions: Int32s, segment_starts: Int32s, first: int, group: int) -> Int32s:
+    """Prompt work of segments [first, S), longest contexts first.
+
+    positions  int32 [T] and segment_starts int32 [S+1] of the whole step
+    group      query heads of a KV head
+    """
+    tile = prompt_tile(group)
+    rows = [
+        (s, t, min(tile, end - t), 0)
+        for s in range(first, len(segment_starts) - 1)
+        for end in (int(segment_starts[s + 1]),)
+        for t in range(int(segment_starts[s]), end, tile)
+    ]
+    work = np.array(rows, np.int32).reshape(-1, 4)
+    return np.ascontiguousarray(work[np.argsort(-positions[work[:, 1]], kind="stable")])

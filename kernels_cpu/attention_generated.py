@@ -1,0 +1,394 @@
+"""Attention of generated tokens: all query heads of a KV head at once, so K and V are read once.
+
+The context of a token is cut at multiples of SPLIT positions. A split gives a *state* per head,
+    float32 [16 + head_dim]: largest score m (log2 units), sum of the weights 2^(s - m), 14 unused,
+                             sum of weight * v
+and `fold` adds the states of a token's splits in ascending order, in one item or in the merge
+record alike. Within a split each lane of the sums takes every 8th or 16th position, and the lanes
+are added by halving.
+
+Arguments and work lists: attention.py.
+"""
+
+from llvmlite import ir
+from numba import njit
+
+from kernels_cpu import attention as a
+from kernels_cpu.attention_math import (
+    LOG2E,
+    LOWEST,
+    broadcast,
+    cap_score,
+    exp2,
+    lanes,
+    larger,
+    load_int,
+    load_kv,
+    num_lanes,
+    prefetch_lines,
+    quotient,
+    sums_of_lanes,
+    zeros,
+)
+from kernels_cpu.kernel import kernel
+from kernels_cpu.simd import Ir, Value, emits, f32, i32, slot, vec
+
+BLOCK, SPLIT = a.BLOCK, a.SPLIT
+SCORES_BYTES = 4 * SPLIT  # of one head
+HEAD_TILES = (4, 2, 1)  # heads that share the loads of K and V
+
+
+def head_tiles(e: Ir, group: Value) -> list[tuple[int, Value, Value]]:
+    """(heads, number of tiles, first head) for each size of tile; together all heads."""
+    tiles, first = [], e.const(0)
+    for heads in HEAD_TILES:
+        left = e.b.sub(group, first)
+        shift = heads.bit_length() - 1
+        count = e.b.lshr(left, e.const(shift))
+        tiles.append((heads, count, first))
+        first = e.b.add(first, e.b.shl(count, e.const(shift)))
+    return tiles
+
+
+@emits(4)
+def load_queries(e: Ir, args: Value, source: Value, target: Value, group: Value) -> None:
+    """q * factor of `group` heads, each padded with zeros to a multiple of 16."""
+    head_dim = e.load(e.at(args, 8 * a.HEAD_DIM), ir.IntType(64))
+    factor = broadcast(e, e.at(args, 8 * a.QUERY_FACTOR), 8)
+    row = padded(e, head_dim)
+    with e.loop(group) as head:
+        q = e.at(source, e.mul(e.mul(head.index, head_dim), 4))
+        to = e.at(target, e.mul(e.mul(head.index, row), 4))
+        e.store(zeros(e, 8), e.at(to, e.mul(e.b.sub(row, e.const(8)), 4)), align=4)
+        with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
+            offset = e.mul(d.index, 32)
+            value = e.load(e.at(q, offset), vec(f32, 8), align=4)
+            e.store(e.b.fmul(value, factor), e.at(to, offset), align=4)
+
+
+def padded(e: Ir, head_dim: Value) -> Value:
+    """head_dim rounded up to a multiple of 16."""
+    return e.b.and_(e.b.add(head_dim, e.const(15)), e.const(-16))
+
+
+@emits(5)
+def score_positions(
+    e: Ir, k: Value, q: Value, scores: Value, head_dim: Value, group: Value
+) -> None:
+    """Scores of as many positions from `k` on as there are lanes, for all heads."""
+    n = lanes()
+    row = e.mul(padded(e, head_dim), 4)
+    for heads, count, first in head_tiles(e, group):
+        width = n // heads
+        with e.loop(count) as tile, e.loop(e.const(heads)) as part:
+            head = e.b.add(first, e.mul(tile.index, heads))
+            position = e.mul(part.index, width)
+            keys = e.at(k, e.mul(e.mul(position, head_dim), 2))
+            sums = dot_products(e, keys, e.at(q, e.mul(head, row)), row, head_dim, heads)
+            for h in range(heads):
+                to = e.at(scores, e.mul(e.b.add(head, e.const(h)), SCORES_BYTES))
+                e.store(e.slice(sums, h * width, width), e.at(to, e.mul(position, 4)), align=4)
+
+
+def dot_products(e: Ir, k: Value, q: Value, q_row: Value, head_dim: Value, heads: int) -> Value:
+    """Dot products of `heads` queries with lanes / heads positions; lane = (head, position)."""
+    n = lanes()
+    width = n // heads
+    sums = [[e.variable(zeros(e, n)) for _ in range(width)] for _ in range(heads)]
+
+    def add(offset: Value, size: int) -> None:
+        queries = [
+            e.load(e.at(q, e.mul(q_row, h), e.mul(offset, 4)), vec(f32, n), 4) for h in range(heads)
+        ]
+        for p in range(width):
+            x = load_kv(e, e.at(k, e.mul(e.b.add(e.mul(head_dim, p), offset), 2)), size)
+            if size < n:
+                x = e.concat(x, zeros(e, n - size))
+            for h in range(heads):
+                e.set(sums[h][p], e.fma(x, queries[h], e.get(sums[h][p])))
+
+    whole = e.b.lshr(head_dim, e.const(n.bit_length() - 1))
+    with e.loop(whole) as d:
+        add(e.mul(d.index, n), n)
+    if n == 16:
+        has_rest = e.b.icmp_unsigned("!=", e.b.and_(head_dim, e.const(8)), e.const(0))
+        with e.b.if_then(has_rest):
+            add(e.mul(whole, n), 8)
+    return sums_of_lanes(e, [e.get(s) for head in sums for s in head])
+
+
+@emits(2)
+def cap_scores(e: Ir, scores: Value, args: Value) -> None:
+    """The soft cap, over a whole split of one head."""
+    n = lanes()
+    cap = broadcast(e, e.at(args, 8 * a.CAP), n)
+    with e.loop(e.const(SPLIT // n)) as i:
+        address = e.at(scores, e.mul(i.index, 4 * n))
+        e.store(cap_score(e, e.load(address, vec(f32, n), 4), cap), address, align=4)
+
+
+@emits(4)
+def weigh_scores(e: Ir, scores: Value, first: Value, end: Value, state: Value) -> None:
+    """Scores [first, end) of one head's split become 2^(s - m); m and their sum go to the state."""
+    n = lanes()
+    floats = vec(f32, n)
+    shift = e.const(n.bit_length() - 1)
+    start = e.b.lshr(first, shift)
+    count = e.b.sub(e.b.lshr(e.b.add(end, e.const(n - 1)), shift), start)
+    lane = ir.Constant(vec(i32, n), list(range(n)))
+    low, high = (e.splat(e.b.trunc(x, i32), n) for x in (first, end))
+    largest = e.variable(e.const(LOWEST, floats))
+    total = e.variable(zeros(e, n))
+    with e.loop(count) as i:
+        vector = e.b.add(start, i.index)
+        address = e.at(scores, e.mul(vector, 4 * n))
+        index = e.b.add(e.splat(e.b.trunc(e.mul(vector, n), i32), n), lane)
+        seen = e.b.and_(e.b.icmp_signed(">=", index, low), e.b.icmp_signed("<", index, high))
+        s = e.b.select(seen, e.load(address, floats, 4), e.const(float("-inf"), floats))
+        e.store(s, address, align=4)
+        e.set(largest, larger(e, e.get(largest), s))
+    m = largest_lane(e, e.get(largest))
+    with e.loop(count) as i:
+        address = e.at(scores, e.mul(e.b.add(start, i.index), 4 * n))
+        p = exp2(e, e.b.fsub(e.load(address, floats, 4), e.splat(m, n)))
+        e.store(p, address, align=4)
+        e.set(total, e.b.fadd(e.get(total), p))
+    e.store(m, state, align=4)
+    e.store(e.tree_sum(e.get(total)), e.at(state, 4), align=4)
+
+
+def largest_lane(e: Ir, v: Value) -> Value:
+    while v.type.count > 1:
+        half = v.type.count // 2
+        v = larger(e, e.slice(v, 0, half), e.slice(v, half, half))
+    return e.b.extract_element(v, e.const(0, i32))
+
+
+@emits(6)
+def weigh_values(
+    e: Ir, v: Value, weights: Value, states: Value, count: Value, head_dim: Value, group: Value
+) -> None:
+    """state += weight * V over `count` positions from `v` on, for all heads.
+
+    weights  of the first position and head
+    """
+    n = lanes()
+    wide = 4 if n == 16 else 2
+    whole = e.b.lshr(head_dim, e.const(n.bit_length() - 1))
+    num_wide = e.b.lshr(whole, e.const(wide.bit_length() - 1))
+    num_single = e.b.and_(whole, e.const(wide - 1))
+    rest = e.b.lshr(e.b.and_(head_dim, e.const(n - 1)), e.const(3))
+    state_bytes = e.mul(e.b.add(head_dim, e.const(16)), 4)
+    for heads, tiles, first in head_tiles(e, group):
+        with e.loop(tiles) as tile:
+            head = e.b.add(first, e.mul(tile.index, heads))
+            w = e.at(weights, e.mul(head, SCORES_BYTES))
+            to = [
+                e.at(states, e.mul(e.b.add(head, e.const(h)), state_bytes), 64)
+                for h in range(heads)
+            ]
+            done = e.const(0)
+            for vectors, size, repeats in ((wide, n, num_wide), (1, n, num_single), (1, 8, rest)):
+                if n == 8 and size == 8 and repeats is rest:
+                    continue
+                with e.loop(repeats) as part:
+                    d = e.b.add(done, e.mul(part.index, vectors * size))
+                    weigh_slice(
+                        e,
+                        v,
+                        w,
+                        [e.at(s, e.mul(d, 4)) for s in to],
+                        d,
+                        count,
+                        head_dim,
+                        vectors,
+                        size,
+                    )
+                done = e.b.add(done, e.mul(repeats, vectors * size))
+
+
+def weigh_slice(
+    e: Ir,
+    v: Value,
+    w: Value,
+    to: list[Value],
+    d: Value,
+    count: Value,
+    head_dim: Value,
+    vectors: int,
+    size: int,
+) -> None:
+    """to[head][i] += sum over positions of w[head][position] * v[position][d + i]."""
+    floats = vec(f32, size)
+    places = [(h, j) for h in range(len(to)) for j in range(vectors)]
+    sums = {}
+    for h, j in places:
+        sums[h, j] = e.variable(zeros(e, size))
+        e.set(sums[h, j], e.load(e.at(to[h], 4 * size * j), floats, 4))
+    with e.loop(count) as position:
+        row = e.at(v, e.mul(e.b.add(e.mul(position.index, head_dim), d), 2))
+        values = [load_kv(e, e.at(row, 2 * size * j), size) for j in range(vectors)]
+        for h in range(len(to)):
+            weight = broadcast(e, e.at(w, h * SCORES_BYTES, e.mul(position.index, 4)), size)
+            for j in range(vectors):
+                e.set(sums[h, j], e.fma(values[j], weight, e.get(sums[h, j])))
+    for h, j in places:
+        e.store(e.get(sums[h, j]), e.at(to[h], 4 * size * j), align=4)
+
+
+@emits(2)
+def clear_values(e: Ir, state: Value, head_dim: Value) -> None:
+    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
+        e.store(zeros(e, 8), e.at(state, 64, e.mul(d.index, 32)), align=4)
+
+
+@emits(3)
+def start_state(e: Ir, state: Value, head_dim: Value, sink: Value) -> None:
+    """The state of no positions; `sink` is the address of a logit that joins the sum, or 0."""
+    floats = vec(f32, 2)
+    e.store(ir.Constant(floats, [LOWEST, 0.0]), state, align=4)
+    with e.b.if_then(e.b.icmp_unsigned("!=", sink, e.const(0))):
+        logit = e.b.fmul(e.load(sink, f32, align=4), e.const(LOG2E, f32))
+        pair = e.b.insert_element(ir.Constant(floats, [0.0, 1.0]), logit, e.const(0, i32))
+        e.store(pair, state, align=4)
+    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
+        e.store(zeros(e, 8), e.at(state, 64, e.mul(d.index, 32)), align=4)
+
+
+@emits(3)
+def fold(e: Ir, state: Value, split: Value, head_dim: Value) -> None:
+    """state += split: both brought to the larger of their maxima."""
+    m, other = broadcast(e, state, 8), broadcast(e, split, 8)
+    largest = larger(e, m, other)
+    keep, take = exp2(e, e.b.fsub(m, largest)), exp2(e, e.b.fsub(other, largest))
+    l, more = broadcast(e, e.at(state, 4), 8), broadcast(e, e.at(split, 4), 8)
+    total = e.fma(more, take, e.b.fmul(l, keep))
+    e.store(e.b.extract_element(largest, e.const(0, i32)), state, align=4)
+    e.store(e.b.extract_element(total, e.const(0, i32)), e.at(state, 4), align=4)
+    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
+        offset = e.mul(d.index, 32)
+        to, source = e.at(state, 64, offset), e.at(split, 64, offset)
+        kept = e.b.fmul(e.load(to, vec(f32, 8), 4), keep)
+        e.store(e.fma(e.load(source, vec(f32, 8), 4), take, kept), to, align=4)
+
+
+@emits(3)
+def finish(e: Ir, state: Value, out: Value, head_dim: Value) -> None:
+    """out = weighted sum / sum of weights."""
+    l = broadcast(e, e.at(state, 4), 8)
+    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
+        offset = e.mul(d.index, 32)
+        value = e.load(e.at(state, 64, offset), vec(f32, 8), 4)
+        e.store(e.b.fdiv(value, l), e.at(out, offset), align=4)
+
+
+@njit
+def attend_split(
+    args: int,
+    q: int,
+    scores: int,
+    states: int,
+    table: int,
+    kv_head: int,
+    position: int,
+    split: int,
+) -> None:
+    """States of one split for the query heads of one KV head; `table`: the sequence's blocks."""
+    group, head_dim = slot(args, a.GROUP), slot(args, a.HEAD_DIM)
+    num_kv_heads, window = slot(args, a.NUM_KV_HEADS), slot(args, a.WINDOW)
+    base = split * SPLIT
+    end = min(position + 1, base + SPLIT)
+    first = base
+    if window > 0:
+        first = max(first, position - window + 1)
+    block_bytes = 2 * BLOCK * head_dim
+    first_block, end_block = quotient(first, BLOCK), quotient(end + BLOCK - 1, BLOCK)
+    step = num_lanes()
+    for i in range(first_block, end_block):
+        offset = (load_int(table + 4 * i) * num_kv_heads + kv_head) * block_bytes
+        ahead = slot(args, a.V) + offset
+        if i + 1 < end_block:
+            ahead = (
+                slot(args, a.K)
+                + (load_int(table + 4 * i + 4) * num_kv_heads + kv_head) * block_bytes
+            )
+        for j in range(0, BLOCK, 16):
+            prefetch_lines(ahead + 2 * j * head_dim, quotient(head_dim, 2))
+            for h in range(j, j + 16, step):
+                to = scores + 4 * (i * BLOCK + h - base)
+                score_positions(slot(args, a.K) + offset + 2 * h * head_dim, q, to, head_dim, group)
+    for h in range(group):
+        if slot(args, a.CAP) != 0:
+            cap_scores(scores + h * SCORES_BYTES, args)
+        state = states + 4 * h * (16 + head_dim)
+        weigh_scores(scores + h * SCORES_BYTES, first - base, end - base, state)
+        clear_values(state, head_dim)
+    for i in range(first_block, end_block):
+        offset = (load_int(table + 4 * i) * num_kv_heads + kv_head) * block_bytes
+        if i + 1 < end_block:
+            ahead = (load_int(table + 4 * i + 4) * num_kv_heads + kv_head) * block_bytes
+            prefetch_lines(slot(args, a.V) + ahead, head_dim)
+        low, high = max(first, i * BLOCK), min(end, i * BLOCK + BLOCK)
+        values = slot(args, a.V) + offset + 2 * (low - i * BLOCK) * head_dim
+        weigh_values(values, scores + 4 * (low - base), states, high - low, head_dim, group)
+
+
+@njit
+def sink_of(args: int, head: int) -> int:
+    """Address of a query head's sink logit, or 0."""
+    sinks = slot(args, a.SINKS)
+    return sinks + 4 * head if sinks != 0 else 0
+
+
+@kernel
+def attend_generated(args: int, first: int, last: int, scratch: int) -> None:
+    """Item = (generated work entry, KV head); arguments and entries as in attention.py."""
+    num_kv_heads, group = slot(args, a.NUM_KV_HEADS), slot(args, a.GROUP)
+    head_dim = slot(args, a.HEAD_DIM)
+    q = scratch
+    scores = q + 4 * group * (head_dim + 16)
+    state_bytes = 4 * (16 + head_dim)
+    splits = scores + group * SCORES_BYTES
+    states = splits + group * state_bytes
+    for item in range(first, last):
+        entry = quotient(item, num_kv_heads)
+        kv_head = item - entry * num_kv_heads
+        work = slot(args, a.GENERATED) + 16 * entry
+        token, split, partial = load_int(work), load_int(work + 8), load_int(work + 12)
+        position = load_int(slot(args, a.POSITIONS) + 4 * token)
+        table = slot(args, a.TABLES) + 4 * load_int(work + 4) * slot(args, a.TABLE_WIDTH)
+        row = slot(args, a.Q) + 4 * (token * slot(args, a.Q_STRIDE) + kv_head * group * head_dim)
+        load_queries(args, row, q, group)
+        if partial >= 0:
+            to = slot(args, a.PARTIALS) + (partial * num_kv_heads + kv_head) * group * state_bytes
+            attend_split(args, q, scores, to, table, kv_head, position, split)
+            continue
+        for h in range(group):
+            start_state(states + h * state_bytes, head_dim, sink_of(args, kv_head * group + h))
+        for s in range(split, quotient(position, SPLIT) + 1):
+            attend_split(args, q, scores, splits, table, kv_head, position, s)
+            for h in range(group):
+                fold(states + h * state_bytes, splits + h * state_bytes, head_dim)
+        out = slot(args, a.OUT) + 4 * (
+            token * slot(args, a.OUT_STRIDE) + kv_head * group * head_dim
+        )
+        for h in range(group):
+            finish(states + h * state_bytes, out + 4 * h * head_dim, head_dim)
+
+
+@kernel
+def merge_generated(args: int, first: int, last: int, scratch: int) -> None:
+    """Item = (merge entry, query head); arguments and entries as in attention.py."""
+    num_heads = slot(args, a.NUM_KV_HEADS) * slot(args, a.GROUP)
+    head_dim = slot(args, a.HEAD_DIM)
+    state_bytes = 4 * (16 + head_dim)
+    for item in range(first, last):
+        entry = quotient(item, num_heads)
+        head = item - entry * num_heads
+        work = slot(args, a.MERGES) + 16 * entry
+        token, partial, count = load_int(work), load_int(work + 4), load_int(work + 8)
+        start_state(scratch, head_dim, sink_of(args, head))
+        for p in range(partial, partial + count):
+            fold(scratch, slot(args, a.PARTIALS) + (p * num_heads + head) * state_bytes, head_dim)
+        out = slot(args, a.OUT) + 4 * (token * slot(args, a.OUT_STRIDE) + head * head_dim)
+        finish(scratch, out, head_dim)
