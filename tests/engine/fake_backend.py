@@ -78,7 +78,7 @@ class FakeBackend:
                 seen = np.arange(first, p + 1)
                 content = self.kv[g, table[seen // BLOCK_SIZE], seen % BLOCK_SIZE]
                 assert (content[:, 1] == seen).all(), "a table points at another's positions"
-                states[t] += digest(content) + np.uint64(g)
+                states[t : t + 1] += digest(content) + np.full(1, g, np.uint64)
 
     def _logits(self, state: np.uint64) -> np.ndarray:
         values = scramble(state + GOLDEN * np.arange(1, self.spec.vocab_size + 1, dtype=np.uint64))

@@ -1,0 +1,299 @@
+"""The block pool and the prefix cache, driven without a backend."""
+
+import random
+
+import pytest
+
+from localllm.engine.blocks import BlockPool
+from localllm.engine.sequence import Request, Sequence
+from localllm.errors import OutOfBlocks
+from localllm.sampling import Sampler, SamplingParams
+
+SIZE = 32
+
+
+class Copies(list):
+    def __call__(self, group: int, source: int, target: int, num_positions: int) -> None:
+        assert source != target
+        self.append((group, source, target, num_positions))
+
+
+def new_pool(blocks: int = 16, windows=(None,), identity: bytes = b"") -> BlockPool:
+    return BlockPool([blocks] * len(windows), list(windows), SIZE, Copies(), identity)
+
+
+def new_sequence(tokens, arrival: int = 0, **fields) -> Sequence:
+    request = Request(f"r{arrival}", list(tokens), SamplingParams(temperature=0), **fields)
+    sampler = Sampler(request.params, [], 1000)
+    return Sequence(request, sampler, lambda outputs: None, arrival, 4096)
+
+
+def compute(pool: BlockPool, sequence: Sequence, upto: int | None = None) -> None:
+    """What a scheduler and a backend would do in one step."""
+    upto = sequence.num_tokens if upto is None else upto
+    pool.grow(sequence, upto)
+    sequence.num_computed = upto
+    pool.commit(sequence)
+
+
+def generate(pool: BlockPool, sequence: Sequence, tokens) -> None:
+    for token in tokens:
+        sequence.append(token)
+        compute(pool, sequence)
+
+
+def run(pool: BlockPool, tokens, answer=(), **fields) -> Sequence:
+    """Admit, compute, generate, release."""
+    sequence = new_sequence(tokens, **fields)
+    assert pool.admit(sequence, 512)
+    sequence.num_cached = sequence.num_computed
+    compute(pool, sequence)
+    generate(pool, sequence, answer)
+    pool.check([sequence])
+    pool.release(sequence)
+    pool.check()
+    return sequence
+
+
+def test_blocks_are_taken_when_positions_need_them() -> None:
+    pool = new_pool()
+    sequence = new_sequence(range(33))
+    assert pool.admit(sequence, 512)
+    compute(pool, sequence, 32)
+    assert len(sequence.tables[0]) == 1
+    compute(pool, sequence, 33)
+    assert len(sequence.tables[0]) == 2
+    assert pool.usage() == 2 / 16
+    pool.release(sequence)
+    assert pool.usage() == 0
+
+
+def test_growing_beyond_the_pool_raises_and_changes_nothing() -> None:
+    pool = new_pool(blocks=2)
+    sequence = new_sequence(range(64))
+    assert pool.admit(sequence, 512)
+    with pytest.raises(OutOfBlocks):
+        pool.grow(sequence, 65)
+    assert len(sequence.tables[0]) == 0
+    pool.check([sequence])
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 63, 64, 65, 100])
+def test_the_same_prompt_again_computes_its_last_token_only(length: int) -> None:
+    pool = new_pool()
+    run(pool, range(length))
+    again = run(pool, range(length))
+    assert again.num_cached == length - 1
+
+
+@pytest.mark.parametrize(("first", "second"), [(64, 40), (40, 64), (96, 97), (97, 96), (33, 32)])
+def test_prefixes_of_any_length_are_found(first: int, second: int) -> None:
+    pool = new_pool()
+    run(pool, range(first))
+    assert run(pool, range(second)).num_cached == min(first, second - 1)
+
+
+def test_a_branch_shares_blocks_and_copies_the_first_positions_of_the_last() -> None:
+    pool = new_pool()
+    run(pool, range(90))
+    branch = new_sequence([*range(70), 500, 501, *range(200, 250)])
+    assert pool.admit(branch, 512)
+    assert branch.num_computed == 70
+    ((group, source, target, count),) = pool.copy_block
+    assert (group, count) == (0, 6)
+    assert branch.tables[0][2] == target != source
+    pool.check([branch])
+
+
+def test_shared_blocks_are_referenced_twice_and_survive_one_release() -> None:
+    pool = new_pool()
+    a, b = new_sequence(range(64)), new_sequence(range(80))
+    assert pool.admit(a, 512)
+    compute(pool, a)
+    assert pool.admit(b, 512)
+    assert list(b.tables[0]) == list(a.tables[0])
+    compute(pool, b)
+    pool.release(a)
+    pool.check([b])
+    assert pool.usage() == 3 / 16
+
+
+def test_freed_cached_blocks_are_reused_oldest_first_and_leaves_before_prefixes() -> None:
+    pool = new_pool(blocks=4)
+    old = new_sequence(range(64))
+    assert pool.admit(old, 512)
+    compute(pool, old)
+    _, leaf = old.tables[0]
+    pool.release(old)
+    run(pool, range(300, 364))
+    other = new_sequence(range(400, 400 + 32))
+    assert pool.admit(other, 512)
+    compute(pool, other)
+    assert list(other.tables[0]) == [leaf]
+    pool.release(other)
+    # Block 0 of the old prefix is still there.
+    assert run(pool, range(64)).num_cached == 32
+
+
+def test_blank_blocks_go_before_cached_ones() -> None:
+    pool = new_pool(blocks=8)
+    run(pool, range(64))
+    run(pool, range(100, 164))
+    assert run(pool, range(64)).num_cached == 63
+
+
+@pytest.mark.parametrize(
+    "change", [{"salt": b"other"}, {"cache_prompt": False}], ids=["salt", "cache off"]
+)
+def test_other_salts_and_cache_off_never_hit(change) -> None:
+    pool = new_pool()
+    run(pool, range(64))
+    assert run(pool, range(64), **change).num_cached == 0
+
+
+def test_cache_off_leaves_nothing_behind() -> None:
+    pool = new_pool()
+    run(pool, range(64), cache_prompt=False)
+    assert run(pool, range(64)).num_cached == 0
+
+
+def test_another_identity_has_other_hashes() -> None:
+    a, b = new_pool(identity=b"model a"), new_pool(identity=b"model b")
+    assert run(a, range(64)).chain != run(b, range(64)).chain
+
+
+def test_the_next_turn_finds_blocks_that_were_written_while_generating() -> None:
+    pool = new_pool()
+    run(pool, range(40), answer=range(200, 260))
+    turn = [*range(40), *range(200, 260), 7, 8, 9]
+    assert run(pool, turn).num_cached == 100
+
+
+def test_an_exact_request_takes_only_what_was_prompt() -> None:
+    pool = new_pool()
+    run(pool, range(40), answer=range(200, 260))
+    turn = [*range(40), *range(200, 260), 7, 8, 9]
+    assert run(pool, turn, exact=True).num_cached == 40
+    assert run(pool, turn, exact=True).num_cached == len(turn) - 1
+
+
+def test_what_is_derived_from_generated_blocks_is_not_exact() -> None:
+    pool = new_pool()
+    run(pool, range(32), answer=range(200, 264))
+    turn = [*range(32), *range(200, 264), *range(50, 90)]
+    assert run(pool, turn).num_cached == 96
+    assert run(pool, turn, exact=True).num_cached == 32
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_in_their_roles() -> None:
+    pool = new_pool()
+    sequence = new_sequence(range(40))
+    assert pool.admit(sequence, 512)
+    compute(pool, sequence)
+    generate(pool, sequence, range(200, 230))
+    pool.release(sequence)
+    assert pool.admit(sequence, 512)
+    assert sequence.num_computed == 69
+    pool.check([sequence])
+
+
+def test_a_preempted_sequence_does_not_take_its_tokens_from_another_role() -> None:
+    pool = new_pool()
+    run(pool, [*range(40), *range(200, 230)])
+    sequence = new_sequence(range(40), cache_prompt=True)
+    assert pool.admit(sequence, 512)
+    compute(pool, sequence)
+    for token in range(200, 230):
+        sequence.append(token)
+    pool.release(sequence)
+    assert pool.admit(sequence, 512)
+    assert sequence.num_computed == 40
+
+
+def test_blocks_behind_the_window_are_given_back() -> None:
+    pool = new_pool(blocks=8, windows=(None, 48))
+    sequence = new_sequence(range(200))
+    assert pool.admit(sequence, 64)
+    held = []
+    for upto in range(40, 201, 40):
+        compute(pool, sequence, upto)
+        held.append(len(sequence.tables[1]) - sequence.first_held[1])
+        pool.check([sequence])
+    # The token at 200 sees positions 153 .. 200: blocks 4, 5, 6.
+    assert sequence.first_held == [0, 4]
+    assert max(held) <= 3
+    pool.release(sequence)
+    pool.check()
+
+
+def test_a_prefix_hit_needs_every_group_but_only_the_window_of_a_window_group() -> None:
+    pool = new_pool(blocks=8, windows=(None, 48))
+    run(pool, range(200))
+    hit = new_sequence([*range(200), 7])
+    assert pool.admit(hit, 64)
+    assert hit.num_computed == 200
+    assert hit.first_held == [0, 4]
+    pool.release(hit)
+    # Fill the window group, so that its cached blocks go; the full group still has them.
+    pool.groups[1].give_back(pool.groups[1].take(8))
+    miss = new_sequence([*range(200), 7])
+    assert pool.admit(miss, 64)
+    assert miss.num_computed == 0
+    pool.check([miss])
+
+
+def test_a_sequence_that_lacks_blocks_is_not_admitted() -> None:
+    pool = new_pool(blocks=4)
+    first = new_sequence(range(64))
+    assert pool.admit(first, 512)
+    compute(pool, first)
+    second = new_sequence(range(100, 197))
+    assert not pool.admit(second, 512)
+    pool.check([first])
+    assert pool.capacity() == 4 * SIZE
+
+
+def test_forgetting_empties_the_cache_but_not_the_tables() -> None:
+    pool = new_pool()
+    run(pool, range(64))
+    sequence = new_sequence(range(64))
+    assert pool.admit(sequence, 512)
+    pool.forget()
+    pool.check([sequence])
+    pool.release(sequence)
+    pool.check()
+    assert run(pool, [5, 6]).num_cached == 0
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 40), (64, None, 96)])
+def test_invariants_hold_under_random_use(windows) -> None:
+    """Defends invariants 1 to 4 of blocks.py under sharing, eviction, windows and preemption."""
+    rng = random.Random(str(windows))
+    pool = new_pool(blocks=24, windows=windows)
+    alive: list[Sequence] = []
+    hits = 0
+    for arrival in range(400):
+        base = rng.choice([range(0, 500), range(0, 500, 2), range(300, 800)])
+        tokens = list(base[: rng.randint(1, 150)])
+        if rng.random() < 0.3:
+            tokens[-1] = rng.randint(0, 900)
+        fields = {"exact": rng.random() < 0.3, "cache_prompt": rng.random() < 0.9}
+        sequence = new_sequence(tokens, arrival, **fields)
+        if pool.admit(sequence, 64):
+            hits += sequence.num_computed > 0
+            alive.append(sequence)
+        for s in rng.sample(alive, min(3, len(alive))):
+            if s.num_computed == s.num_tokens:
+                s.append(rng.randint(0, 900))
+            count = min(pool.room(s), s.num_tokens - s.num_computed, rng.randint(1, 64))
+            if count > 0:
+                compute(pool, s, s.num_computed + count)
+        if alive and (len(alive) > 4 or rng.random() < 0.3):
+            s = alive.pop(rng.randrange(len(alive)))
+            pool.release(s)
+        pool.check(alive)
+    assert hits > 20
+    for s in alive:
+        pool.release(s)
+    pool.check()
+    assert pool.usage() == 0
