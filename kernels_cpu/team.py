@@ -54,11 +54,12 @@ from kernels_cpu.threads import (
     yield_core,
 )
 
-__all__ = ["CLAIM", "RECORD_SLOTS", "SERIAL", "Team", "default_threads"]
+__all__ = ["CLAIM", "JOINED", "RECORD_SLOTS", "SERIAL", "Team", "default_threads"]
 
 RECORD_SLOTS = 8
 SERIAL = 1
 CLAIM = 2
+JOINED = 4
 
 SPIN_NS = 200_000
 SLEEP_NS = 2_000_000
@@ -165,6 +166,7 @@ def run_records(control: int, thread: int) -> None:
     num_threads = slot(control + NUM_THREADS, 0)
     times = slot(control + TIMES, 0)
     started = nanoseconds()
+    is_open = False  # records have run since the last barrier
     for i in range(slot(control + NUM_RECORDS, 0)):
         record = program + i * 8 * RECORD_SLOTS
         count = slot(record, 2)
@@ -175,7 +177,11 @@ def run_records(control: int, thread: int) -> None:
             if thread == 0:
                 store(control + POSITION, i)
             run_share(control, record, items, thread, num_threads)
+            is_open = True
+        # An empty record still closes what was joined before it.
+        if is_open and slot(record, 5) & JOINED == 0:
             barrier(control, num_threads)
+            is_open = False
         if times != 0 and thread == 0:
             now = nanoseconds()
             store(times + 8 * i, now - started)
