@@ -1,0 +1,1 @@
+"""The CPU backend: the forward pass recorded once as a program of kernels, run natively by a thread team."""

@@ -1,0 +1,126 @@
+"""Records of attention, and the work lists that each step fills for them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels_cpu.attention import (
+    argument_block,
+    generated_work,
+    partial_floats,
+    prompt_tile,
+    prompt_work,
+)
+from kernels_cpu.attention_generated import attend_generated, merge_generated
+from kernels_cpu.attention_prompt import attend_prompt
+from localllm.backends import Batch
+from localllm.backends.cpu.context import Context, zeros
+from localllm.backends.cpu.memory import address_of
+from localllm.backends.cpu.program import CLAIM
+from localllm.models.spec import AttentionSpec
+
+MAX_PARTIALS = 512
+COLUMNS = 4
+
+
+@dataclass(slots=True)
+class Work:
+    """Work lists of the layers that share a KV group and a number of query heads, at fixed addresses.
+
+    counts  int64: generated entries, merges, prompt entries of this step
+    """
+
+    group: int
+    window: int | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_entries: int
+
+    def __post_init__(self) -> None:
+        self.counts = np.zeros(3, np.int64)
+        self.generated = np.zeros((self.max_entries + MAX_PARTIALS, COLUMNS), np.int32)
+        self.merges = np.zeros((self.max_entries, COLUMNS), np.int32)
+        self.prompts = np.zeros((self.max_entries, COLUMNS), np.int32)
+        floats = partial_floats(self.head_dim)
+        self.partials = zeros((MAX_PARTIALS, self.num_heads, floats), np.float32)
+
+    def fill(self, batch: Batch, num_threads: int) -> None:
+        segments, tokens = batch.num_generated_segments, batch.num_generated
+        self.counts[:] = 0
+        if tokens:
+            work, merges = generated_work(
+                batch.positions[:tokens],
+                batch.segment_starts[: segments + 1],
+                self.window,
+                self.num_kv_heads,
+                num_threads,
+                MAX_PARTIALS,
+            )
+            self.generated[: len(work)] = work
+            self.merges[: len(merges)] = merges
+            self.counts[:2] = len(work), len(merges)
+        if len(batch.tokens) > tokens:
+            tiles = prompt_work(
+                batch.positions,
+                batch.segment_starts,
+                segments,
+                self.num_heads // self.num_kv_heads,
+            )
+            self.prompts[: len(tiles)] = tiles
+            self.counts[2] = len(tiles)
+
+
+def work_of(context: Context, layer: int, attention: AttentionSpec) -> Work:
+    """The work lists that serve this layer; layers that see the same positions share them."""
+    group, _ = context.spec.group_of(layer)
+    key = group, attention.num_heads
+    if key not in context.work:
+        options = context.options
+        tile = prompt_tile(attention.num_heads // attention.num_kv_heads)
+        context.work[key] = Work(
+            group,
+            attention.window,
+            attention.num_heads,
+            attention.num_kv_heads,
+            attention.head_dim,
+            options.max_tokens // tile + options.max_segments + options.max_tokens,
+        )
+    return context.work[key]
+
+
+def attend(context: Context, q: int, out: int, layer: int, attention: AttentionSpec) -> None:
+    """Three records: generated tokens, the sums of their splits, prompt tokens."""
+    work = work_of(context, layer, attention)
+    group, index = context.spec.group_of(layer)
+    kv, step = context.kv[group], context.step
+    stride = context.stride(attention.q_width)
+    args = argument_block(
+        q=q,
+        q_stride=stride,
+        out=out,
+        out_stride=stride,
+        k=kv.key_address(index),
+        v=kv.value_address(index),
+        positions=address_of(step.positions),
+        tables=address_of(step.tables[group]),
+        table_width=context.options.table_width,
+        generated=address_of(work.generated),
+        merges=address_of(work.merges),
+        prompts=address_of(work.prompts),
+        partials=address_of(work.partials),
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        scale=attention.scale,
+        window=attention.window,
+        softcap=attention.softcap,
+        sinks=context.vector_address(attention.sinks),
+    ).tolist()
+    counts = address_of(work.counts)
+    record = context.program.record
+    record(attend_generated, args, count=counts, multiplier=attention.num_kv_heads)
+    record(merge_generated, args, count=counts + 8, multiplier=attention.num_heads)
+    record(
+        attend_prompt, args, count=counts + 16, multiplier=attention.num_kv_heads, flags=CLAIM
+    )

@@ -1,0 +1,124 @@
+"""What recording needs to know: the program, the step's memory, where weights and KV lie."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from localllm.backends import BLOCK_SIZE, BackendOptions
+from localllm.backends.cpu.buffers import Buffer, Pool, Quantised
+from localllm.backends.cpu.memory import Bytes, Weights, address_of, allocate
+from localllm.backends.cpu.program import Program
+from localllm.backends.cpu.step import Slot, StepMemory, zeros
+from localllm.models.spec import KVGroup, ModelSpec, Vector, Weight
+
+FLOAT_LANES = 16
+VALUES_PER_SCALE = 16
+EXACT_TYPES = frozenset({"F32", "F16", "BF16"})
+GROUP = 64  # int8 activations are padded to a multiple of it
+
+
+__all__ = ["Context", "KVMemory", "Placed", "padded", "zeros"]
+
+
+def padded(width: int, unit: int) -> int:
+    return -(-width // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Raw rows in memory."""
+
+    address: int
+    row_bytes: int
+    type_name: str
+
+
+class KVMemory:
+    """K and V of one group, float16 [layers][2][blocks][heads][BLOCK_SIZE][head_dim], committed lazily."""
+
+    def __init__(self, group: KVGroup, num_blocks: int) -> None:
+        self.block_bytes = 2 * group.num_kv_heads * BLOCK_SIZE * group.head_dim
+        self._plane = self.block_bytes * num_blocks
+        shape = (len(group.layers), 2, num_blocks, group.num_kv_heads, BLOCK_SIZE, group.head_dim)
+        self._memory = allocate(2 * len(group.layers) * self._plane)
+        self.array = self._memory.view(np.float16).reshape(shape)
+
+    def key_address(self, layer: int) -> int:
+        """Of block 0 of the group's `layer`-th layer."""
+        return address_of(self._memory) + 2 * layer * self._plane
+
+    def value_address(self, layer: int) -> int:
+        return self.key_address(layer) + self._plane
+
+    def copy_block(self, source: int, target: int, num_positions: int) -> None:
+        self.array[:, :, target, :, :num_positions] = self.array[:, :, source, :, :num_positions]
+
+
+@dataclass(slots=True)
+class Context:
+    """Passed to every call that records; see the modules that own its parts."""
+
+    spec: ModelSpec
+    options: BackendOptions
+    program: Program
+    step: StepMemory
+    weights: Weights
+    kv: list[KVMemory]
+    pool: Pool = field(default_factory=Pool)
+    vectors: dict[Vector, Bytes] = field(default_factory=dict)
+    work: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.spec.output.weight.rows
+
+    @property
+    def logits_address(self) -> int:
+        return address_of(self.step.logits)
+
+    def slot(self, slot: Slot) -> int:
+        return self.step.slot(slot)
+
+    def stride(self, width: int) -> int:
+        """Floats from token to token of a float32 buffer."""
+        return padded(width, FLOAT_LANES)
+
+    def take_real(self, width: int) -> Buffer:
+        return self.pool.take(4 * self.stride(width) * self.options.max_tokens)
+
+    def take_quantised(self, width: int) -> tuple[Quantised, Quantised]:
+        """Row form (scales spread over lanes) and panel form."""
+        values = padded(width, GROUP)
+        sums = padded(values // VALUES_PER_SCALE, FLOAT_LANES)
+        spread = values // GROUP * FLOAT_LANES
+        return self._quantised(values, spread, sums), self._quantised(values, sums, sums)
+
+    def _quantised(self, values: int, scales: int, sums: int) -> Quantised:
+        n = self.options.max_tokens
+        take = self.pool.take
+        return Quantised(
+            take(n * values), take(4 * n * scales), take(4 * n * sums), values, scales, sums
+        )
+
+    def placed(self, weight: Weight) -> "Placed":
+        """Where the rows of a weight lie, and as what type."""
+        tensor = self.weights.tensors[weight.name]
+        first = self.weights.address(weight.name) + weight.first_row * tensor.row_bytes
+        return Placed(first, tensor.row_bytes, tensor.type.name)
+
+    def is_exact(self, weight: Weight) -> bool:
+        """True where the product takes float32 activations."""
+        return self.placed(weight).type_name in EXACT_TYPES
+
+    def vector_address(self, vector: Vector | None) -> int:
+        """Address of float32 values, 0 where there is no vector."""
+        if vector is None:
+            return 0
+        if vector not in self.vectors:
+            values = self.weights.tensors[vector.name].dequantize().reshape(-1)
+            values = values[vector.first : vector.first + vector.size]
+            copy = allocate(4 * padded(vector.size, FLOAT_LANES))
+            copy.view(np.float32)[: vector.size] = values
+            self.vectors[vector] = copy
+        return address_of(self.vectors[vector])

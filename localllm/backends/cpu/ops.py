@@ -1,0 +1,142 @@
+"""The operations of the forward pass, recorded: each one appends records to the program.
+
+A handle keeps its float32 values and, when a quantised weight asks for them, its int8 forms: the row form
+for generated tokens, the panel form for prompt tokens. An operation that makes activations is recorded with
+its argument block still open; the form that a later operation needs is then written into it, so that a norm
+and the quantisation of its result are one pass.
+"""
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu import calls
+from localllm.backends.cpu.buffers import Forms
+from localllm.backends.cpu.context import Context
+from localllm.models.spec import Activation, AttentionSpec, Linear, Norm, Weight
+
+
+@dataclass(slots=True)
+class Act:
+    """Activations of the step's tokens (or, if `narrow`, of its wanted rows): float32 [., width]."""
+
+    width: int
+    narrow: bool
+    forms: Forms
+    maker: "calls.Maker | None" = None
+
+
+class CpuOps:
+    """`models.decoder.Ops` over handles of type `Act`."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def embed(self, table: Weight, scale: float) -> Act:
+        out = self._new(table.cols)
+        calls.embed(self.context, table, scale, self._real(out))
+        return out
+
+    def norm(self, x: Act, norm: Norm) -> Act:
+        maker = calls.norm(self.context, self._real(x), x.width, norm, narrow=x.narrow)
+        return self._made(x.width, x.narrow, maker)
+
+    def linear(self, x: Act, *linears: Linear) -> tuple[Act, ...]:
+        outs = []
+        for i, linear in enumerate(linears):
+            out = self._new(linear.weight.rows, narrow=x.narrow)
+            more = i + 1 < len(linears)
+            self._product(x, linear, self._real(out), more=more)
+            outs.append(out)
+        return tuple(outs)
+
+    def attend(self, q: Act, k: Act, v: Act, layer: int, attention: AttentionSpec) -> Act:
+        out = self._new(attention.q_width)
+        real = [self._real(a) for a in (q, k, v)]
+        calls.place_heads(self.context, *real, layer, attention)
+        calls.attend(self.context, real[0], self._real(out), layer, attention)
+        return out
+
+    def activate(self, gate: Act | None, up: Act, activation: Activation) -> Act:
+        real = None if gate is None else self._real(gate)
+        maker = calls.activate(
+            self.context, real, self._real(up), up.width, activation, narrow=up.narrow
+        )
+        return self._made(up.width, up.narrow, maker)
+
+    def add(self, x: Act, y: Act, scale: float) -> Act:
+        """Into x's own memory: nothing reads the old values afterwards."""
+        calls.add(self.context, self._real(x), self._real(y), x.width, scale, narrow=x.narrow)
+        return Act(x.width, x.narrow, Forms(real=x.forms.real))
+
+    def add_linear(self, x: Act, y: Act, linear: Linear, scale: float) -> Act:
+        """Into x's own memory, in the product's epilogue."""
+        self._product(y, linear, self._real(x), residual=True, scale=scale)
+        return Act(x.width, x.narrow, Forms(real=x.forms.real))
+
+    def rows(self, x: Act) -> Act:
+        out = self._new(x.width, narrow=True)
+        calls.gather(self.context, self._real(x), self._real(out), x.width)
+        return out
+
+    def logits(self, x: Act, output: Linear, scale: float, softcap: float | None) -> Act:
+        """Into the step's result; the buffer is not of the pool."""
+        assert x.narrow
+        stride = self.context.vocab_size
+        self._product(x, output, self.context.logits_address, scale=scale, stride=stride)
+        if softcap is not None:
+            calls.soften(self.context, softcap)
+        return Act(output.weight.rows, True, Forms())
+
+    def _new(self, width: int, *, narrow: bool = False) -> Act:
+        return Act(width, narrow, Forms(real=self.context.take_real(width)))
+
+    def _made(self, width: int, narrow: bool, maker: "calls.Maker") -> Act:
+        """A handle whose forms are written by an earlier record, once they are asked for.
+
+        All their memory is taken now: what is free later may still be in use where the record stands.
+        """
+        forms = Forms(self.context.take_real(width), *self.context.take_quantised(width))
+        return Act(width, narrow, forms, maker)
+
+    def _real(self, x: Act) -> int:
+        """Address of the float32 form, made if it is not there yet."""
+        assert x.forms.real is not None
+        if x.maker is not None:
+            x.maker.write_real(x.forms.real.address, self.context.stride(x.width))
+        return x.forms.real.address
+
+    def _quantise(self, x: Act) -> None:
+        """See that both int8 forms are there."""
+        forms = x.forms
+        if forms.row is None or forms.panel is None:
+            forms.row, forms.panel = self.context.take_quantised(x.width)
+            maker = calls.quantise(self.context, self._real(x), x.width, narrow=x.narrow)
+            maker.write_quantised(forms.row, forms.panel)
+        elif x.maker is not None:
+            x.maker.write_quantised(forms.row, forms.panel)
+
+    def _product(
+        self,
+        x: Act,
+        linear: Linear,
+        out: int,
+        *,
+        residual: bool = False,
+        scale: float = 1.0,
+        more: bool = False,
+        stride: int | None = None,
+    ) -> None:
+        exact = self.context.is_exact(linear.weight)
+        if exact:
+            self._real(x)
+        else:
+            self._quantise(x)
+        calls.product(
+            self.context,
+            x.forms,
+            linear,
+            calls.Target(
+                out, stride or self.context.stride(linear.weight.rows), residual, scale, x.narrow
+            ),
+            more=more,
+        )
+

@@ -1,0 +1,95 @@
+"""What changes from step to step: the header of counts, the batch's arrays, the results, all at fixed addresses.
+
+The program reads everything here, so one recorded program serves every step.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends import TOP, BackendOptions, Batch
+from localllm.backends.cpu.memory import address_of, allocate
+
+
+class Slot(IntEnum):
+    """int64 slots of the step header."""
+
+    TOKENS = 0
+    GENERATED = 1  # tokens [0, GENERATED) take the row path
+    PROMPT = 2  # the rest takes the panel path
+    ROWS = 3  # tokens whose logits are wanted, in the same order
+    GENERATED_ROWS = 4
+    PROMPT_ROWS = 5
+    GENERATED_SEGMENTS = 6
+    PROMPT_SEGMENTS = 7
+    HAS_GENERATED = 8  # 0 or 1: multiplies a fixed number of items
+    HAS_PROMPT = 9
+    HAS_GENERATED_ROWS = 10
+    HAS_PROMPT_ROWS = 11
+    ONE = 12
+    PROMPT_TILES = 13  # of attention
+    EDITS = 14
+
+
+def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+    """A zeroed array that is committed as it is touched."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return allocate(size).view(dtype).reshape(shape)
+
+
+class StepMemory:
+    """The step header and the batch's arrays; `load` fills them from a batch."""
+
+    def __init__(self, num_groups: int, options: BackendOptions, vocab_size: int) -> None:
+        t, s, r = options.max_tokens, options.max_segments, options.max_rows
+        self.header = np.zeros(64, np.int64)
+        self.header[Slot.ONE] = 1
+        self.tokens = np.zeros(t, np.int32)
+        self.positions = np.zeros(t, np.int32)
+        self.token_segment = np.zeros(t, np.int32)
+        self.segment_starts = np.zeros(s + 1, np.int32)
+        self.context_lengths = np.zeros(s, np.int32)
+        self.tables = [np.zeros((s, options.table_width), np.int32) for _ in range(num_groups)]
+        self.rows = np.zeros(r, np.int32)
+        self.logits = zeros((r, vocab_size), np.float32)
+        self.top_ids = np.zeros((r, TOP), np.int32)
+        self.top_logits = np.zeros((r, TOP), np.float32)
+        self.raw_lse = np.zeros(r, np.float32)
+        self.lse = np.zeros(r, np.float32)
+
+    def slot(self, slot: Slot) -> int:
+        """Address of a header slot."""
+        return address_of(self.header) + 8 * slot
+
+    def load(self, batch: Batch) -> None:
+        num_tokens, num_segments = len(batch.tokens), len(batch.context_lengths)
+        num_rows, num_generated = len(batch.rows), batch.num_generated
+        generated_rows = int(np.searchsorted(batch.rows, num_generated))
+        self.tokens[:num_tokens] = batch.tokens
+        self.positions[:num_tokens] = batch.positions
+        self.segment_starts[: num_segments + 1] = batch.segment_starts
+        self.context_lengths[:num_segments] = batch.context_lengths
+        self.token_segment[:num_tokens] = np.repeat(
+            np.arange(num_segments, dtype=np.int32), np.diff(batch.segment_starts)
+        )
+        for mine, table in zip(self.tables, batch.block_tables, strict=True):
+            mine[:num_segments, : table.shape[1]] = table
+        self.rows[:num_rows] = batch.rows
+        self._count(num_tokens, num_generated, num_rows, generated_rows)
+        self.header[Slot.GENERATED_SEGMENTS] = batch.num_generated_segments
+        self.header[Slot.PROMPT_SEGMENTS] = num_segments - batch.num_generated_segments
+
+    def _count(self, tokens: int, generated: int, rows: int, generated_rows: int) -> None:
+        counts: Sequence[int] = (
+            tokens,
+            generated,
+            tokens - generated,
+            rows,
+            generated_rows,
+            rows - generated_rows,
+        )
+        self.header[: len(counts)] = counts
+        flags = (generated, tokens - generated, generated_rows, rows - generated_rows)
+        self.header[Slot.HAS_GENERATED : Slot.HAS_PROMPT_ROWS + 1] = [n > 0 for n in flags]
