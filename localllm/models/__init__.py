@@ -5,8 +5,8 @@ This table is the list of what runs. How to add a row: docs/adding-a-model.md.
 
 from collections.abc import Callable
 
-from localllm.errors import UnsupportedModel
-from localllm.gguf import GgufFile
+from localllm.errors import BadFile, UnsupportedModel
+from localllm.gguf import GgufFile, shown
 from localllm.models.checkpoint import Checkpoint
 from localllm.models.gemma import read_gemma, read_gemma2, read_gemma3
 from localllm.models.layernorm import (
@@ -57,9 +57,14 @@ def read_spec(file: GgufFile, num_ctx: int | None = None) -> ModelSpec:
              of factors
     Raises UnsupportedModel with the name of what is missing, and BadFile if the file is wrong.
     """
+    kind = file.metadata.str("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(f"{file.path}: is of type {shown(kind)}, not a model")
     reader = READERS.get(file.architecture)
     if reader is None:
-        raise UnsupportedModel(f"the architecture {file.architecture!r} is not supported")
+        raise UnsupportedModel(f"the architecture {shown(file.architecture)} is not supported")
+    if not file.tensors:
+        raise BadFile(f"{file.path}: holds no tensors: a vocabulary, not a model")
     checkpoint = Checkpoint(file, num_ctx)
     spec = reader(checkpoint)
     checkpoint.check_all_used()

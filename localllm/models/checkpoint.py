@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 
 from localllm.errors import BadFile, UnsupportedModel
-from localllm.gguf import GgufFile
+from localllm.gguf import GgufFile, shown
 from localllm.models.spec import Linear, Norm, NormKind, Vector, Weight
 
 MAX_LAYERS = 512
@@ -21,7 +21,9 @@ MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_CONTEXT = (1 << 31) - 1
+MAX_VOCAB = 1 << 23
 MAX_NAMED = 4  # unused tensors that an error message lists
+NEVER_WEIGHTS = ("I8", "I16", "I32", "I64", "Q8_1", "Q8_K")
 
 # Keys that change the arithmetic in ways no family here knows, and the value that means "off".
 FOREIGN_KEYS: tuple[tuple[str, float, str], ...] = (
@@ -71,6 +73,8 @@ class Checkpoint:
     def refuse_foreign_keys(self) -> None:
         for name, off, meaning in FOREIGN_KEYS:
             value = self.metadata.get(f"{self.architecture}.{name}", off)
+            if isinstance(value, str | list):
+                raise self.bad(f"{self.architecture}.{name} is not a number")
             if value != off:
                 raise UnsupportedModel(f"{self.architecture}: {meaning} ({name} is {value})")
 
@@ -79,7 +83,7 @@ class Checkpoint:
         table = self.tensors.get("token_embd.weight")
         if table is None:
             raise self.bad("the tensor token_embd.weight is missing")
-        if not 1 <= table.rows <= MAX_WIDTH * 8:
+        if not 1 <= table.rows <= MAX_VOCAB:
             raise self.bad(f"token_embd.weight has {table.rows} rows")
         stated = self.integer("vocab_size", table.rows)
         num_tokens = self.metadata.length("tokenizer.ggml.tokens")
@@ -159,7 +163,16 @@ class Checkpoint:
         else:
             period = self.integer("attention.sliding_window_pattern", period, minimum=1)
             is_local = [i % period < period - 1 for i in range(n)]
+        if window and any(is_local):
+            self.refuse_other_heads("attention.key_length")
+            self.refuse_other_heads("rope.dimension_count")
         return [window if local and window else None for local in is_local]
+
+    def refuse_other_heads(self, name: str) -> None:
+        """Layers with a window have heads of their own size in some families, none of these."""
+        size = self.integer(f"{name}_swa", self.integer(name, self.head_dim))
+        if size != self.integer(name, self.head_dim):
+            raise UnsupportedModel(f"{self.architecture}: {name}_swa is {size}, {name} is not")
 
     # Tensors.
 
@@ -178,6 +191,8 @@ class Checkpoint:
             raise self.bad(
                 f"tensor {name} has shape {list(tensor.shape)}, expected {list(shapes[0])}"
             )
+        if tensor.type.name in NEVER_WEIGHTS:
+            raise UnsupportedModel(f"{self.architecture}: tensor {name} of type {tensor.type}")
         self.used.add(name)
 
     def weight(self, name: str, rows: int, cols: int) -> Weight:
@@ -244,5 +259,5 @@ class Checkpoint:
             more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
             raise UnsupportedModel(
                 f"{self.architecture}: nothing here uses the tensors "
-                f"{', '.join(unused[:MAX_NAMED])}{more}"
+                f"{', '.join(map(shown, unused[:MAX_NAMED]))}{more}"
             )

@@ -13,6 +13,7 @@ phi3       fused q, k, v and fused gate, up; longrope
 
 import math
 
+from localllm.errors import UnsupportedModel
 from localllm.models.checkpoint import Checkpoint
 from localllm.models.dense import attention, blocks, decoder, prenorm_layer
 from localllm.models.rope import RopeKind, original_context, read_rope
@@ -105,6 +106,13 @@ def scaled_llama(
 
 
 def read_glm4(c: Checkpoint) -> ModelSpec:
-    # With sections the file is in the layout of the vision models, which rotate halves; all
-    # streams of positions are the same for text.
-    return read_llama(c, "neox" if c.has_key("rope.dimension_sections") else "norm")
+    if not c.has_key("rope.dimension_sections"):
+        return read_llama(c, "norm")
+    # The layout of the vision models, which rotate halves. For text the first three streams of
+    # positions are the same, the fourth is zero.
+    sections = c.metadata.ints(f"{c.architecture}.rope.dimension_sections")
+    spec = read_llama(c, "neox")
+    rope = spec.layers[0].attention.rope
+    if any(sections[3:]) and rope is not None and sum(sections[:3]) < rope.dims // 2:
+        raise UnsupportedModel(f"{c.architecture}: rotary sections {sections[:4]}")
+    return spec

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from localllm.errors import BadFile, UnsupportedModel
+from localllm.gguf import shown
 from localllm.models.checkpoint import Checkpoint
 from localllm.models.spec import Rope
 
@@ -106,7 +107,7 @@ def read_rope(
 def read_scaling(c: Checkpoint) -> str:
     scaling = c.text("rope.scaling.type", "linear")
     if scaling not in SCALINGS:
-        raise UnsupportedModel(f"{c.architecture}: rope scaling {scaling!r}")
+        raise UnsupportedModel(f"{c.architecture}: rope scaling {shown(scaling)}")
     return scaling
 
 
