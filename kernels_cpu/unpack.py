@@ -1,14 +1,14 @@
 """From raw GGUF blocks to panels of unsigned bytes: what panel products know of each weight type.
 
-Every type is affine: a weight is scale * code + bias, with a code in 0..255 and a scale and a bias
-for each group of 16 or 32 neighbours in a row. An unpacker takes one block of each of 16 rows
-apart, in vectors whose lane is the row: `Blocks.words` brings 16 bytes of each row into four
-vectors, `PanelBlock` takes the results.
+Every type is affine: a weight is scale * code + bias with a code in 0..255, or, where codes are
+signed numbers plus an offset, scale * (code - offset). A scale (and bias) counts for 16 or 32
+neighbours in a row. An unpacker takes one block of each of 16 rows apart, in vectors whose lane is
+the row: `Blocks.words` brings 16 bytes of each row into four vectors, `PanelBlock` takes results.
 
 A panel has 32 rows. It is a list of groups of 32 values, each one
     codes   uint8   [8][32][4]      four neighbours of each row side by side
     scale   float32 [scales][32]    scales = 2 if a scale counts for 16 values, else 1
-    bias    float32 [scales][32]
+    bias    float32 [scales][32]    only without an offset
 
 Source: ggml-common.h for the layouts.
 """
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from kernels_cpu.simd import Ir, Value, f32, i16, i32, vec
 
 GROUP = 32
-PANEL_ROWS = 32
-STEP_BYTES = 4 * PANEL_ROWS
+STEP_BYTES = 4 * 32
 LANES = 16
 ints, floats, shorts = vec(i32, LANES), vec(f32, LANES), vec(i16, LANES)
 
@@ -73,52 +72,52 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class PanelBlock:
-    """Where a block of 16 rows goes: `address` is the first row in the block's first group."""
-
-    e: Ir
-    address: Value
-    scales: int
-
-    def put_codes(self, value: int, codes: Value) -> None:
-        """Codes of the four neighbours that begin at `value`."""
-        group, inside = divmod(value, GROUP)
-        at = group * group_bytes(self.scales) + inside // 4 * STEP_BYTES
-        self.e.store(codes, self.e.at(self.address, at), 64)
-
-    def put_scale(self, index: int, scale: Value, bias: Value) -> None:
-        """Scale and bias of the scale group `index` of the block."""
-        group, part = divmod(index, self.scales)
-        at = group * group_bytes(self.scales) + (8 + part) * STEP_BYTES
-        self.e.store(scale, self.e.at(self.address, at), 64)
-        self.e.store(bias, self.e.at(self.address, at + self.scales * STEP_BYTES), 64)
-
-
-def group_bytes(scales: int) -> int:
-    return (8 + 2 * scales) * STEP_BYTES
-
-
-@dataclass(frozen=True, slots=True)
 class Format:
     """A weight type: `block_length` values in `block_bytes`, one scale per `scale_length` values.
 
     largest_code bounds the codes; see `Ir.dot4` for what is possible up to 127 only.
+    offset: a weight is scale * (code - offset); None: the panel has biases.
     """
 
     block_length: int
     block_bytes: int
     scale_length: int
     largest_code: int
-    unpack: Callable[[Blocks, PanelBlock], None]
+    offset: int | None
+    unpack: "Callable[[Blocks, PanelBlock], None]"
 
     @property
     def scales(self) -> int:
         return GROUP // self.scale_length
 
+    @property
+    def group_bytes(self) -> int:
+        lines = self.scales if self.offset is not None else 2 * self.scales
+        return (8 + lines) * STEP_BYTES
 
-def negative_times(e: Ir, scale: Value, offset: float) -> Value:
-    """-offset * scale, the bias of a type whose codes are signed numbers plus an offset."""
-    return e.b.fmul(scale, e.const(-offset, floats))
+
+@dataclass(frozen=True, slots=True)
+class PanelBlock:
+    """Where a block of 16 rows goes: `address` is the first row in the block's first group."""
+
+    e: Ir
+    address: Value
+    format: Format
+
+    def put_codes(self, value: int, codes: Value) -> None:
+        """Codes of the four neighbours that begin at `value`."""
+        group, inside = divmod(value, GROUP)
+        at = group * self.format.group_bytes + inside // 4 * STEP_BYTES
+        self.e.store(codes, self.e.at(self.address, at), 64)
+
+    def put_scale(self, index: int, scale: Value, bias: Value | None = None) -> None:
+        """Scale and bias of the scale group `index` of the block."""
+        scales = self.format.scales
+        group, part = divmod(index, scales)
+        at = group * self.format.group_bytes + (8 + part) * STEP_BYTES
+        self.e.store(scale, self.e.at(self.address, at), 64)
+        if bias is not None:
+            self.e.store(bias, self.e.at(self.address, at + scales * STEP_BYTES), 64)
 
 
 def unpack_q4_1(blocks: Blocks, panel: PanelBlock) -> None:
@@ -143,8 +142,7 @@ def unpack_q5_0(blocks: Blocks, panel: PanelBlock) -> None:
     """d f16, a dword of fifth bits, 16 bytes of nibbles as Q4_1; d * (q - 16)."""
     e = blocks.e
     head = blocks.words(0)
-    scale = blocks.half(head[0])
-    panel.put_scale(0, scale, negative_times(e, scale, 16))
+    panel.put_scale(0, blocks.half(head[0]))
     fifth = e.b.or_(blocks.bits(head[0], 16, 0xFFFF), e.b.shl(head[1], e.const(16, ints)))
     for i, word in enumerate(blocks.words(6)):
         for value, high in ((4 * i, False), (16 + 4 * i, True)):
@@ -155,8 +153,7 @@ def unpack_q5_0(blocks: Blocks, panel: PanelBlock) -> None:
 def unpack_q8_0(blocks: Blocks, panel: PanelBlock) -> None:
     """d f16, 32 signed bytes; the codes are 128 more."""
     e = blocks.e
-    scale = blocks.half(blocks.words(0)[0])
-    panel.put_scale(0, scale, negative_times(e, scale, 128))
+    panel.put_scale(0, blocks.half(blocks.words(0)[0]))
     for first in (0, 16):
         for i, word in enumerate(blocks.words(2 + first)):
             panel.put_codes(first + 4 * i, e.b.xor(word, e.const(-0x7F7F7F80, ints)))
@@ -204,8 +201,7 @@ def unpack_q6_k(blocks: Blocks, panel: PanelBlock) -> None:
     scales = blocks.words(192)
     for g in range(16):
         top = e.b.shl(scales[g // 4], e.const(24 - 8 * (g % 4), ints))
-        scale = e.b.fmul(d, blocks.real(e.b.ashr(top, e.const(24, ints))))
-        panel.put_scale(g, scale, negative_times(e, scale, 32))
+        panel.put_scale(g, e.b.fmul(d, blocks.real(e.b.ashr(top, e.const(24, ints)))))
     for half in range(2):
         for first in (0, 16):
             low = [blocks.words(64 * half + 32 * k + first) for k in range(2)]
@@ -219,9 +215,9 @@ def unpack_q6_k(blocks: Blocks, panel: PanelBlock) -> None:
 
 
 FORMATS = {
-    "Q4_1": Format(32, 20, 32, 15, unpack_q4_1),
-    "Q5_0": Format(32, 22, 32, 31, unpack_q5_0),
-    "Q8_0": Format(32, 34, 32, 255, unpack_q8_0),
-    "Q4_K": Format(256, 144, 32, 15, unpack_q4_k),
-    "Q6_K": Format(256, 210, 16, 63, unpack_q6_k),
+    "Q4_1": Format(32, 20, 32, 15, None, unpack_q4_1),
+    "Q5_0": Format(32, 22, 32, 31, 16, unpack_q5_0),
+    "Q8_0": Format(32, 34, 32, 255, 128, unpack_q8_0),
+    "Q4_K": Format(256, 144, 32, 15, None, unpack_q4_k),
+    "Q6_K": Format(256, 210, 16, 63, 32, unpack_q6_k),
 }

@@ -1,0 +1,242 @@
+"""The int8 micro-kernel: panels of unsigned bytes (unpack.py) times int8 activations.
+
+For each group of 16 values: four 4-way dot products, the sum of the integers as a float times the
+activations' scale. What a bias or the codes' offset needs of the activations is prepared once for
+a tile and DEPTH values: the sums of as many activations as a weight scale counts for.
+"""
+
+from dataclasses import dataclass
+
+from kernels_cpu.kernel import isa
+from kernels_cpu.panels_tile import (
+    ROWS_PER_TILE,
+    SUMS_BYTES,
+    Product,
+    divide,
+    divide_up,
+    first_lanes,
+    for_tiles,
+    masked_load,
+    smaller,
+)
+from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
+from kernels_cpu.unpack import GROUP, LANES, STEP_BYTES, Blocks, Format, PanelBlock
+
+DEPTH = 512
+PREPARED_BYTES = DEPTH // 16 * 4
+MAGIC = 1.5 * 2.0**23
+Sums = dict[tuple[int, int], Value]
+
+
+def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value, f: Format) -> None:
+    """All of the kernel of one weight type."""
+
+    def body(p: Product) -> None:
+        columns = p.args[3]
+        with e.loop(divide_up(e, columns, DEPTH)) as part:
+            value = e.mul(part.index, DEPTH)
+            left = smaller(e, e.b.sub(columns, value), e.const(DEPTH))
+            groups = divide(e, left, GROUP)
+            unpack(p, f, value, groups)
+            prepare(p, f, value)
+            multiply(p, f, value, groups)
+
+    for_tiles(e, args, first, last, scratch, body)
+
+
+def unpack(p: Product, f: Format, value: Value, groups: Value) -> None:
+    """Unpack `groups` groups that begin at `value` of each row."""
+    e = p.e
+    first = e.mul(divide(e, value, f.block_length), f.block_bytes)
+    per_block = f.block_length // GROUP
+    with e.loop(e.const(ROWS_PER_TILE // LANES)) as half:
+        table = e.at(p.rows, e.mul(half.index, 8 * LANES))
+        out = e.at(p.panel, e.mul(half.index, 4 * LANES))
+        with e.loop(divide(e, groups, per_block)) as block:
+            offset = e.at(first, e.mul(block.index, f.block_bytes))
+            to = e.at(out, e.mul(block.index, per_block * f.group_bytes))
+            f.unpack(Blocks(e, table, offset), PanelBlock(e, to, f))
+
+
+def prepare(p: Product, f: Format, value: Value) -> None:
+    """For each token: sums of activations per weight scale, times -offset where there is one."""
+    e = p.e
+    factor = e.const(1.0 if f.offset is None else -float(f.offset), vec(f32, LANES))
+    left = divide_up(e, smaller(e, e.b.sub(p.args[3], value), e.const(DEPTH)), 16)
+    firsts = range(0, DEPTH // 16, LANES)
+    masks = [first_lanes(e, e.at(left, -k)) for k in firsts]
+    with e.loop(p.tokens) as t:
+        source = activations(p, e.at(p.begin, t.index), value).sums
+        target = e.at(p.prepared, e.mul(t.index, PREPARED_BYTES))
+        sums = [masked_load(e, e.at(source, 4 * k), m) for k, m in zip(firsts, masks)]
+        if f.scales == 1:
+            even = [e.shuffle(a, range(0, 2 * LANES, 2), b) for a, b in zip(sums[::2], sums[1::2])]
+            odd = [e.shuffle(a, range(1, 2 * LANES, 2), b) for a, b in zip(sums[::2], sums[1::2])]
+            sums = [e.b.fadd(a, b) for a, b in zip(even, odd)]
+        for k, s in enumerate(sums):
+            e.store(e.b.fmul(s, factor), e.at(target, 64 * k), 64)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """`tokens` tokens times `columns` vectors of `lanes` rows."""
+
+    tokens: int
+    columns: int
+    lanes: int
+
+    @property
+    def bytes(self) -> int:
+        """A column of one step, or of one line of scales."""
+        return 4 * self.lanes
+
+
+def register_tile() -> RegisterTile:
+    """Sums, integers, scaled integers and the operands of a step fit into 32 or 16 registers."""
+    return RegisterTile(4, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(2, 2, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Addresses of one token's int8 values, their scales and their (prepared) sums."""
+
+    values: Value
+    scales: Value
+    sums: Value
+
+
+def activations(p: Product, token: Value, value: Value) -> Activations:
+    """Of a token, from `value` on."""
+    e, args = p.e, p.args
+    at_scale = e.mul(e.at(e.b.mul(token, args[8]), divide(e, value, 16)), 4)
+    values = e.at(args[4], e.b.mul(token, args[5]), value)
+    return Activations(values, e.at(args[6], at_scale), e.at(args[7], at_scale))
+
+
+def multiply(p: Product, f: Format, value: Value, groups: Value) -> None:
+    """Add panel times activations to the sums of all tokens."""
+    e, tile = p.e, register_tile()
+    end = e.at(p.tokens, -1)
+    with e.loop(divide_up(e, p.tokens, tile.tokens)) as block:
+        inputs, sums = [], []
+        for m in range(tile.tokens):
+            t = smaller(e, e.at(e.mul(block.index, tile.tokens), m), end)
+            x = activations(p, e.at(p.begin, t), value)
+            prepared = e.at(p.prepared, e.mul(t, PREPARED_BYTES))
+            inputs.append(Activations(x.values, x.scales, prepared))
+            sums.append(e.at(p.sums, e.mul(t, SUMS_BYTES)))
+        with e.loop(e.const(STEP_BYTES // (tile.bytes * tile.columns))) as part:
+            shift = e.mul(part.index, tile.bytes * tile.columns)
+            outputs = [e.at(s, shift) for s in sums]
+            MicroKernel(e, f, tile).run(e.at(p.panel, shift), inputs, groups, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroKernel:
+    """Emits the loop over groups for one register tile."""
+
+    e: Ir
+    f: Format
+    tile: RegisterTile
+
+    def run(
+        self, panel: Value, inputs: list[Activations], groups: Value, outputs: list[Value]
+    ) -> None:
+        """outputs[m][row] += sum over groups of scale * (xd * (codes . xq) + ...), in float32."""
+        e, tile = self.e, self.tile
+        floats = vec(f32, tile.lanes)
+        places = {
+            (m, n): e.at(outputs[m], tile.bytes * n)
+            for m in range(tile.tokens)
+            for n in range(tile.columns)
+        }
+        totals: Sums = {}
+        for pair, address in places.items():
+            totals[pair] = e.variable(e.const(0.0, floats))
+            e.set(totals[pair], e.load(address, floats, tile.bytes))
+        with e.loop(groups) as g:
+            group = e.at(panel, e.mul(g.index, self.f.group_bytes))
+            shift = e.mul(g.index, 8)
+            xs = [
+                Activations(
+                    e.at(x.values, e.mul(g.index, GROUP)),
+                    e.at(x.scales, shift),
+                    e.at(x.sums, e.mul(g.index, 4 * self.f.scales)),
+                )
+                for x in inputs
+            ]
+            emit = self.one_scale if self.f.scales == 1 else self.two_scales
+            emit(group, xs, totals)
+        for pair, address in places.items():
+            e.store(e.get(totals[pair]), address, tile.bytes)
+
+    def dot16(self, group: Value, xs: list[Activations], half: int) -> Sums:
+        """float32 of codes . xq over 16 values of the group, for each token and column."""
+        e, tile = self.e, self.tile
+        ints, floats = vec(i32, tile.lanes), vec(f32, tile.lanes)
+        # Small integers added to the bits of this number are added to the number: converting back
+        # is a float subtraction.
+        start = e.b.bitcast(e.const(MAGIC, floats), ints)
+        dots: Sums = {(m, n): start for m in range(tile.tokens) for n in range(tile.columns)}
+        for step in range(4 * half, 4 * half + 4):
+            codes = self.line(group, step, vec(i8, 4 * tile.lanes))
+            for m, x in enumerate(xs):
+                word = e.load(e.at(x.values, 4 * step), i32)
+                spread = e.b.bitcast(e.splat(word, tile.lanes), codes[0].type)
+                for n, code in enumerate(codes):
+                    wide = self.f.largest_code > 127
+                    dots[m, n] = e.dot4(dots[m, n], code, spread, wide=wide)
+        magic = e.const(MAGIC, floats)
+        return {pair: e.b.fsub(e.b.bitcast(dot, floats), magic) for pair, dot in dots.items()}
+
+    def one_scale(self, group: Value, xs: list[Activations], totals: Sums) -> None:
+        """A weight scale counts for 32 values: the two activation scales meet first."""
+        e = self.e
+        scaled: Sums = {}
+        sums = [self.spread(x.sums) for x in xs]
+        for half in range(2):
+            dots = self.dot16(group, xs, half)
+            for m, x in enumerate(xs):
+                d = self.spread(e.at(x.scales, 4 * half))
+                for n in range(self.tile.columns):
+                    if half:
+                        scaled[m, n] = e.fma(dots[m, n], d, scaled[m, n])
+                    elif self.f.offset is None:
+                        scaled[m, n] = e.b.fmul(dots[m, n], d)
+                    else:
+                        scaled[m, n] = e.fma(dots[m, n], d, sums[m])
+        self.add(group, 8, scaled, sums, totals)
+
+    def two_scales(self, group: Value, xs: list[Activations], totals: Sums) -> None:
+        """A weight scale for each 16 values."""
+        e = self.e
+        for half in range(2):
+            dots = self.dot16(group, xs, half)
+            sums = [self.spread(e.at(x.sums, 4 * half)) for x in xs]
+            scaled: Sums = {}
+            for (m, n), dot in dots.items():
+                d = self.spread(e.at(xs[m].scales, 4 * half))
+                scaled[m, n] = e.b.fmul(dot, d) if self.f.offset is None else e.fma(dot, d, sums[m])
+            self.add(group, 8 + half, scaled, sums, totals)
+
+    def add(
+        self, group: Value, scale_line: int, scaled: Sums, sums: list[Value], totals: Sums
+    ) -> None:
+        """totals += scale * scaled, and bias * sums if the format has biases."""
+        e, floats = self.e, vec(f32, self.tile.lanes)
+        scales = self.line(group, scale_line, floats)
+        for (m, n), value in scaled.items():
+            e.set(totals[m, n], e.fma(value, scales[n], e.get(totals[m, n])))
+        if self.f.offset is None:
+            biases = self.line(group, scale_line + self.f.scales, floats)
+            for m, n in scaled:
+                e.set(totals[m, n], e.fma(biases[n], sums[m], e.get(totals[m, n])))
+
+    def line(self, group: Value, line: int, type_: Value) -> list[Value]:
+        """Line `line` of a group (8 steps of codes, scales, biases), a vector a column."""
+        e, width = self.e, self.tile.bytes
+        at = [line * STEP_BYTES + width * n for n in range(self.tile.columns)]
+        return [e.load(e.at(group, offset), type_, width) for offset in at]
+
+    def spread(self, address: Value) -> Value:
+        return self.e.splat(self.e.load(address, f32), self.tile.lanes)

@@ -1,0 +1,143 @@
+"""What every panel product does around its micro-kernel: tiles, rows, sums and the epilogue.
+
+The argument block is described in panels.py. Scratch: 64 KiB for the tile (first the 32 addresses
+of its rows), then 256 bytes for each token: 32 float32 sums of the tile's rows, and room for what
+a micro-kernel prepares of the token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kernels_cpu.simd import Ir, Value, f32, i32, i64, vec, void
+
+ROWS_PER_TILE = 32
+LANES = 16
+PANEL_AT, SUMS_AT = 4096, 65536
+SUMS_BYTES = 4 * ROWS_PER_TILE
+
+
+@dataclass(frozen=True, slots=True)
+class Args:
+    """The argument block, read."""
+
+    e: Ir
+    address: Value
+
+    def __getitem__(self, index: int) -> Value:
+        return self.e.load(self.e.at(self.address, 8 * index), i64, align=8)
+
+    def float(self, index: int) -> Value:
+        return self.e.load(self.e.at(self.address, 8 * index), f32, align=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One call of a kernel: its arguments, and `tokens` tokens from `begin` on."""
+
+    e: Ir
+    args: Args
+    begin: Value
+    tokens: Value
+    scratch: Value
+
+    @property
+    def rows(self) -> Value:
+        """Address of the addresses of the tile's rows."""
+        return self.scratch
+
+    @property
+    def panel(self) -> Value:
+        return self.e.at(self.scratch, PANEL_AT)
+
+    @property
+    def sums(self) -> Value:
+        return self.e.at(self.scratch, SUMS_AT)
+
+    @property
+    def prepared(self) -> Value:
+        return self.e.at(self.sums, self.e.mul(self.tokens, SUMS_BYTES))
+
+
+def smaller(e: Ir, a: Value, b: Value) -> Value:
+    return e.b.select(e.b.icmp_signed("<", a, b), a, b)
+
+
+def divide(e: Ir, a: Value, n: int) -> Value:
+    return e.b.udiv(a, e.const(n))
+
+
+def divide_up(e: Ir, a: Value, n: int) -> Value:
+    return divide(e, e.at(a, n - 1), n)
+
+
+def for_tiles(
+    e: Ir, args: Value, first: Value, last: Value, scratch: Value, body: Callable[[Product], None]
+) -> None:
+    """Let `body` add a tile's rows times all tokens to the sums, for each tile."""
+    slots = Args(e, args)
+    begin = e.load(slots[14], i64, align=8)
+    tokens = e.b.sub(e.load(slots[15], i64, align=8), begin)
+    product = Product(e, slots, begin, tokens, scratch)
+    some = e.b.icmp_signed(">", tokens, e.const(0))
+    tiles = e.b.select(some, e.b.sub(last, first), e.const(0))
+    with e.loop(tiles) as tile:
+        row = e.mul(e.at(first, tile.index), ROWS_PER_TILE)
+        list_rows(product, row)
+        clear_sums(product)
+        body(product)
+        finish(product, row)
+
+
+def list_rows(p: Product, row: Value) -> None:
+    """Write the addresses of the tile's rows; those after the last repeat the last."""
+    e = p.e
+    weights, row_bytes, end = p.args[0], p.args[1], e.at(p.args[2], -1)
+    with e.loop(e.const(ROWS_PER_TILE)) as r:
+        address = e.at(weights, e.b.mul(smaller(e, e.at(row, r.index), end), row_bytes))
+        e.store(address, e.at(p.rows, e.mul(r.index, 8)), 8)
+
+
+def clear_sums(p: Product) -> None:
+    e, zero = p.e, p.e.const(0.0, vec(f32, LANES))
+    with e.loop(e.mul(p.tokens, SUMS_BYTES // 64)) as l:
+        e.store(zero, e.at(p.sums, e.mul(l.index, 64)), 64)
+
+
+def finish(p: Product, row: Value) -> None:
+    """Write the tile's sums of all tokens, with bias, scale and residual."""
+    e, args = p.e, p.args
+    scale = e.splat(args.float(13), LANES)
+    has_bias = e.b.icmp_unsigned("!=", args[11], e.const(0))
+    has_residual = e.b.icmp_unsigned("!=", args[12], e.const(0))
+    for half in range(ROWS_PER_TILE // LANES):
+        start = e.at(row, half * LANES)
+        at_row = e.mul(start, 4)
+        mask = first_lanes(e, e.b.sub(args[2], start))
+        biased = e.b.and_(e.splat(has_bias, LANES), mask)
+        added = e.b.and_(e.splat(has_residual, LANES), mask)
+        bias = masked_load(e, e.at(args[11], at_row), biased)
+        with e.loop(p.tokens) as t:
+            total = e.load(e.at(p.sums, e.mul(t.index, SUMS_BYTES), half * 64), bias.type, 64)
+            token = e.b.mul(e.at(p.begin, t.index), args[10])
+            out = e.at(args[9], e.mul(token, 4), at_row)
+            old = masked_load(e, out, added)
+            masked_store(e, e.fma(e.b.fadd(total, bias), scale, old), out, mask)
+
+
+def first_lanes(e: Ir, n: Value) -> Value:
+    """<16 x i1>: lanes below n."""
+    lanes = vec(i32, LANES)([*range(LANES)])
+    n = e.b.trunc(smaller(e, n, e.const(LANES)), i32)
+    return e.b.icmp_signed("<", lanes, e.splat(n, LANES))
+
+
+def masked_load(e: Ir, address: Value, mask: Value) -> Value:
+    """float32 of the masked lanes, 0 in the others, which are not touched."""
+    floats = vec(f32, LANES)
+    operands = e.pointer(address, floats), e.const(4, i32), mask, e.const(0.0, floats)
+    return e.call("llvm.masked.load.v16f32.p0", floats, *operands)
+
+
+def masked_store(e: Ir, value: Value, address: Value, mask: Value) -> None:
+    operands = value, e.pointer(address, value.type), e.const(4, i32), mask
+    e.call("llvm.masked.store.v16f32.p0", void, *operands)
