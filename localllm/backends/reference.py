@@ -9,12 +9,11 @@ Not here: speed.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends import BLOCK_SIZE, TOP, Batch, Edits, StepResult
+from localllm.backends import BLOCK_SIZE, TOP, BackendOptions, Batch, Edits, StepResult
 from localllm.gguf import GgufFile
 from localllm.models.decoder import forward
 from localllm.models.spec import (
@@ -34,34 +33,24 @@ GELU_SCALE = math.sqrt(2.0 / math.pi)
 
 
 class ReferenceBackend:
-    """Runs steps of one model; see `backends.Backend`.
+    """Runs steps of one model; see `backends.Backend`. Of the options it heeds the sizes."""
 
-    num_blocks   blocks in the pool of each KV group
-    """
-
-    def __init__(
-        self,
-        file: GgufFile,
-        spec: ModelSpec,
-        num_blocks: Sequence[int],
-        *,
-        max_tokens: int = 512,
-        max_segments: int = 64,
-        max_rows: int = 512,
-    ) -> None:
-        assert len(num_blocks) == len(spec.kv_groups)
+    def __init__(self, file: GgufFile, spec: ModelSpec, options: BackendOptions) -> None:
+        assert len(options.num_blocks) == len(spec.kv_groups)
         self.spec = spec
         self.kv_groups = spec.kv_groups
-        self.num_blocks = tuple(num_blocks)
-        self.max_tokens, self.max_segments, self.max_rows = max_tokens, max_segments, max_rows
+        self.num_blocks = options.num_blocks
+        self.max_tokens = options.max_tokens
+        self.max_segments = options.max_segments
+        self.max_rows = options.max_rows
         self.weights = Weights(file)
         # [key or value, layer of the group, block, head, position, dimension]
         shapes = [
             (2, len(g.layers), n, g.num_kv_heads, BLOCK_SIZE, g.head_dim)
-            for g, n in zip(spec.kv_groups, num_blocks)
+            for g, n in zip(spec.kv_groups, self.num_blocks)
         ]
         self.kv: list[Floats] = [np.zeros(shape, np.float32) for shape in shapes]
-        self.kv_bytes_per_block = tuple(kv.nbytes // n for kv, n in zip(self.kv, num_blocks))
+        self.kv_bytes_per_block = tuple(kv.nbytes // n for kv, n in zip(self.kv, self.num_blocks))
 
     def step(self, batch: Batch) -> StepResult:
         check(batch, self)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends import BLOCK_SIZE, Backend, Batch
+from localllm.backends import BLOCK_SIZE, Backend, BackendOptions, Batch
+from localllm.backends.reference import ReferenceBackend
 from localllm.gguf import GgufFile
+from localllm.models.spec import ModelSpec
 
 Description = dict[str, Any]
 WriteModel = Callable[[Description], GgufFile]
@@ -55,6 +57,18 @@ def write_model(archfix: ModuleType, tmp_path: Path) -> Iterator[WriteModel]:
     yield write
     for file in files:
         file.close()
+
+
+@pytest.fixture
+def open_reference() -> Callable[..., ReferenceBackend]:
+    """A reference backend for a few short sequences."""
+
+    def open_backend(file: GgufFile, spec: ModelSpec) -> ReferenceBackend:
+        num_groups = len(spec.kv_groups)
+        options = BackendOptions(num_blocks=(8,) * num_groups, table_width=8, max_rows=512)
+        return ReferenceBackend(file, spec, options)
+
+    return open_backend
 
 
 @pytest.fixture

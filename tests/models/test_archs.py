@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.backends.reference import ReferenceBackend
 from localllm.models import READERS, read_spec
 
-NUM_BLOCKS = 8
 # llama.cpp rounds gelu to float16 and sums in another order.
 BOUND = 1e-5
 
@@ -21,13 +19,13 @@ def squared_error(got: np.ndarray, want: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", sorted(READERS))
 def test_logits_are_those_of_llama_cpp(
-    name: str, shared_data: Path, describe, write_model, logits_of
+    name: str, shared_data: Path, describe, write_model, logits_of, open_reference
 ) -> None:
     ids = np.load(shared_data / "archs" / "tokens.npy")
     want = np.load(shared_data / "archs" / f"{name}-dense.npy")
     file = write_model(describe(f"{name}-dense"))
     spec = read_spec(file)
-    backend = ReferenceBackend(file, spec, [NUM_BLOCKS] * len(spec.kv_groups))
+    backend = open_reference(file, spec)
     whole = logits_of(backend, ids, chunk=len(ids))
     assert squared_error(whole, want) <= BOUND
     # However the prompt is cut, and whatever a token's role; a BLAS may order a sum by shape.

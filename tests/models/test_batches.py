@@ -32,10 +32,10 @@ def step(backend: ReferenceBackend, parts, num_generated_parts: int, rows) -> np
 
 
 @pytest.fixture(params=["llama-dense", "gemma3-dense", "command-r-dense"])
-def backend(request, describe, write_model) -> ReferenceBackend:
+def backend(request, describe, write_model, open_reference) -> ReferenceBackend:
     file = write_model(describe(request.param))
     spec = read_spec(file)
-    return ReferenceBackend(file, spec, [8] * len(spec.kv_groups))
+    return open_reference(file, spec)
 
 
 def test_sequences_share_a_step_without_meeting(backend, logits_of) -> None:

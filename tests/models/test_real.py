@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.backends.reference import ReferenceBackend
 from localllm.gguf import GgufFile
 from localllm.models import read_spec
 
@@ -32,12 +31,12 @@ def divergence(logits: np.ndarray, exact: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.real
 @pytest.mark.parametrize("family", ["smollm2", "gemma3"])
 def test_reference_is_exact_on_real_weights(
-    family: str, shared_data: Path, request: pytest.FixtureRequest, logits_of
+    family: str, shared_data: Path, request: pytest.FixtureRequest, logits_of, open_reference
 ) -> None:
     exact = dict(np.load(shared_data / "real" / f"{family}-f32.npz"))
     with GgufFile.open(request.getfixturevalue(f"{family}_path")) as file:
         spec = read_spec(file)
-        backend = ReferenceBackend(file, spec, [4] * len(spec.kv_groups))
+        backend = open_reference(file, spec)
         logits = logits_of(backend, exact["tokens"][:NUM_TOKENS], chunk=NUM_TOKENS)
         backend.close()
     assert np.abs(divergence(logits, exact)).mean() <= BOUND
