@@ -25,7 +25,7 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	$(BIN)/python -m benchmarks.compare
+	$(BIN)/python -m benchmarks.compare --peer "$(PEER)" $(MODELS)
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
