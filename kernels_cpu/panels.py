@@ -2,19 +2,19 @@
 
     out[t] = residual + scale * (W x[t] + b)
 
-An item is a tile of ROWS_PER_TILE weight rows. The raw blocks of a tile are unpacked into a panel
-of unsigned bytes (unpack.py), DEPTH values of the rows at a time so that it stays in the
-first-level cache, and one micro-kernel multiplies it by all tokens. Activations are int8 with one
-float32 scale and one scaled sum per 16 values, in natural order.
+An item is a tile of ROWS_PER_TILE weight rows. The raw blocks of a tile are unpacked into a panel,
+some hundred values of the rows at a time so that it stays in the first-level cache, and a
+micro-kernel multiplies it by all tokens: panels_int8.py for quantised weights, with activations as
+int8 with one float32 scale and one scaled sum per 16 values; panels_float.py for F32, F16 and BF16.
 
-A token's sum has one shape: integers within 16 values, float32 across them in the order of the
-row, whatever the number of tokens. There is one register tile of several tokens; where fewer are
-left, the last one is repeated.
+A token's sum has one shape, whatever the number of tokens: there is one register tile of several
+tokens; where fewer are left, the last one is repeated.
 
 Argument block (int64 slots):
      0  address of the raw weights            1  bytes per weight row
      2  number of rows                        3  number of columns K, a multiple of the block length
      4  address of xq, int8 [tokens][Kp]      5  bytes from token to token of xq
+        (F32, F16, BF16: of x, float32 [tokens][K]; 6, 7 and 8 are not used)
      6  address of xd, float32 [tokens][Kp/16], scales
      7  address of xs, float32 [tokens][Kp/16], scale * sum of the 16 int8
      8  elements from token to token of xd and xs
@@ -26,12 +26,28 @@ Scratch: 64 KiB and 256 bytes a token.
 """
 
 from kernels_cpu.kernel import Kernel, kernel
+from kernels_cpu.panels_float import FLOAT_FORMATS, float_panel_product
 from kernels_cpu.panels_int8 import panel_product
 from kernels_cpu.panels_tile import ROWS_PER_TILE
 from kernels_cpu.simd import Ir, Value, emits
 from kernels_cpu.unpack import FORMATS
 
 __all__ = ["PANEL_PRODUCTS", "ROWS_PER_TILE"]
+
+
+@emits(4)
+def _f32(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    float_panel_product(e, args, first, last, scratch, FLOAT_FORMATS["F32"])
+
+
+@emits(4)
+def _f16(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    float_panel_product(e, args, first, last, scratch, FLOAT_FORMATS["F16"])
+
+
+@emits(4)
+def _bf16(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    float_panel_product(e, args, first, last, scratch, FLOAT_FORMATS["BF16"])
 
 
 @emits(4)
@@ -60,6 +76,21 @@ def _q6_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None
 
 
 @kernel
+def panel_product_f32(args: int, first: int, last: int, scratch: int) -> None:
+    _f32(args, first, last, scratch)
+
+
+@kernel
+def panel_product_f16(args: int, first: int, last: int, scratch: int) -> None:
+    _f16(args, first, last, scratch)
+
+
+@kernel
+def panel_product_bf16(args: int, first: int, last: int, scratch: int) -> None:
+    _bf16(args, first, last, scratch)
+
+
+@kernel
 def panel_product_q4_1(args: int, first: int, last: int, scratch: int) -> None:
     _q4_1(args, first, last, scratch)
 
@@ -85,6 +116,9 @@ def panel_product_q6_k(args: int, first: int, last: int, scratch: int) -> None:
 
 
 PANEL_PRODUCTS: dict[str, Kernel] = {
+    "F32": panel_product_f32,
+    "F16": panel_product_f16,
+    "BF16": panel_product_bf16,
     "Q4_1": panel_product_q4_1,
     "Q5_0": panel_product_q5_0,
     "Q8_0": panel_product_q8_0,

@@ -12,9 +12,11 @@ from kernels_cpu.panels_tile import (
     ROWS_PER_TILE,
     SUMS_BYTES,
     Product,
+    RegisterTile,
     divide,
     divide_up,
     first_lanes,
+    for_register_tiles,
     for_tiles,
     masked_load,
     smaller,
@@ -77,20 +79,6 @@ def prepare(p: Product, f: Format, value: Value) -> None:
             e.store(e.b.fmul(s, factor), e.at(target, 64 * k), 64)
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterTile:
-    """`tokens` tokens times `columns` vectors of `lanes` rows."""
-
-    tokens: int
-    columns: int
-    lanes: int
-
-    @property
-    def bytes(self) -> int:
-        """A column of one step, or of one line of scales."""
-        return 4 * self.lanes
-
-
 def register_tile() -> RegisterTile:
     """Sums, integers, scaled integers and the operands of a step fit into 32 or 16 registers."""
     return RegisterTile(4, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(2, 2, 8)
@@ -116,19 +104,17 @@ def activations(p: Product, token: Value, value: Value) -> Activations:
 def multiply(p: Product, f: Format, value: Value, groups: Value) -> None:
     """Add panel times activations to the sums of all tokens."""
     e, tile = p.e, register_tile()
-    end = e.at(p.tokens, -1)
-    with e.loop(divide_up(e, p.tokens, tile.tokens)) as block:
-        inputs, sums = [], []
-        for m in range(tile.tokens):
-            t = smaller(e, e.at(e.mul(block.index, tile.tokens), m), end)
+
+    def body(tokens: list[Value], shift: Value) -> None:
+        inputs = []
+        for t in tokens:
             x = activations(p, e.at(p.begin, t), value)
             prepared = e.at(p.prepared, e.mul(t, PREPARED_BYTES))
             inputs.append(Activations(x.values, x.scales, prepared))
-            sums.append(e.at(p.sums, e.mul(t, SUMS_BYTES)))
-        with e.loop(e.const(STEP_BYTES // (tile.bytes * tile.columns))) as part:
-            shift = e.mul(part.index, tile.bytes * tile.columns)
-            outputs = [e.at(s, shift) for s in sums]
-            MicroKernel(e, f, tile).run(e.at(p.panel, shift), inputs, groups, outputs)
+        outputs = [e.at(p.sums, e.mul(t, SUMS_BYTES), shift) for t in tokens]
+        MicroKernel(e, f, tile).run(e.at(p.panel, shift), inputs, groups, outputs)
+
+    for_register_tiles(p, tile, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +131,11 @@ class MicroKernel:
         """outputs[m][row] += sum over groups of scale * (xd * (codes . xq) + ...), in float32."""
         e, tile = self.e, self.tile
         floats = vec(f32, tile.lanes)
-        places = {
-            (m, n): e.at(outputs[m], tile.bytes * n)
-            for m in range(tile.tokens)
-            for n in range(tile.columns)
-        }
+        places = {(m, n): e.at(outputs[m], tile.column_bytes * n) for m, n in tile.pairs}
         totals: Sums = {}
         for pair, address in places.items():
             totals[pair] = e.variable(e.const(0.0, floats))
-            e.set(totals[pair], e.load(address, floats, tile.bytes))
+            e.set(totals[pair], e.load(address, floats, tile.column_bytes))
         with e.loop(groups) as g:
             group = e.at(panel, e.mul(g.index, self.f.group_bytes))
             shift = e.mul(g.index, 8)
@@ -168,7 +150,7 @@ class MicroKernel:
             emit = self.one_scale if self.f.scales == 1 else self.two_scales
             emit(group, xs, totals)
         for pair, address in places.items():
-            e.store(e.get(totals[pair]), address, tile.bytes)
+            e.store(e.get(totals[pair]), address, tile.column_bytes)
 
     def dot16(self, group: Value, xs: list[Activations], half: int) -> Sums:
         """float32 of codes . xq over 16 values of the group, for each token and column."""
@@ -177,7 +159,7 @@ class MicroKernel:
         # Small integers added to the bits of this number are added to the number: converting back
         # is a float subtraction.
         start = e.b.bitcast(e.const(MAGIC, floats), ints)
-        dots: Sums = {(m, n): start for m in range(tile.tokens) for n in range(tile.columns)}
+        dots: Sums = dict.fromkeys(tile.pairs, start)
         for step in range(4 * half, 4 * half + 4):
             codes = self.line(group, step, vec(i8, 4 * tile.lanes))
             for m, x in enumerate(xs):
@@ -234,7 +216,7 @@ class MicroKernel:
 
     def line(self, group: Value, line: int, type_: Value) -> list[Value]:
         """Line `line` of a group (8 steps of codes, scales, biases), a vector a column."""
-        e, width = self.e, self.tile.bytes
+        e, width = self.e, self.tile.column_bytes
         at = [line * STEP_BYTES + width * n for n in range(self.tile.columns)]
         return [e.load(e.at(group, offset), type_, width) for offset in at]
 

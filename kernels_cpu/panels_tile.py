@@ -88,6 +88,41 @@ def for_tiles(
         finish(product, row)
 
 
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """What a micro-kernel computes at once: `tokens` tokens, `columns` vectors of `lanes` rows."""
+
+    tokens: int
+    columns: int
+    lanes: int
+
+    @property
+    def column_bytes(self) -> int:
+        """Four bytes of each row of a column: an int32, a float32 or four codes."""
+        return 4 * self.lanes
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Token and column of every vector of sums."""
+        return [(m, n) for m in range(self.tokens) for n in range(self.columns)]
+
+
+def for_register_tiles(
+    p: Product, tile: RegisterTile, body: Callable[[list[Value], Value], None]
+) -> None:
+    """body(tokens, shift) for all tokens, the last one repeated at the end, and all rows of a tile.
+
+    `tokens` count from p.begin; `shift` is the first column's byte in a line of 32 rows.
+    """
+    e, end = p.e, p.e.at(p.tokens, -1)
+    width = tile.column_bytes * tile.columns
+    with e.loop(divide_up(e, p.tokens, tile.tokens)) as block:
+        first = e.mul(block.index, tile.tokens)
+        tokens = [smaller(e, e.at(first, m), end) for m in range(tile.tokens)]
+        with e.loop(e.const(SUMS_BYTES // width)) as part:
+            body(tokens, e.mul(part.index, width))
+
+
 def list_rows(p: Product, row: Value) -> None:
     """Write the addresses of the tile's rows; those after the last repeat the last."""
     e = p.e

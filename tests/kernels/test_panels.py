@@ -60,15 +60,43 @@ def before_forbidden_page(data: Array) -> Array:
     return copy
 
 
+def block_length(name: str) -> int:
+    """Columns are a multiple of it (F32, F16, BF16: of anything, here not of a cache line)."""
+    from kernels_cpu.unpack import FORMATS
+
+    return FORMATS[name].block_length if name in FORMATS else 19
+
+
 def raw_weights(name: str, rows: int, cols: int, rng: np.random.Generator) -> Array:
     from kernels_cpu.unpack import FORMATS
 
+    if name not in FORMATS:
+        return before_forbidden_page(float_weights(name, rows, cols, rng))
     f = FORMATS[name]
     blocks = rng.integers(0, 256, (rows, cols // f.block_length, f.block_bytes), dtype=np.uint8)
     for offset, low, high in HALVES[name]:
         values = rng.uniform(low, high, blocks.shape[:2]).astype("<f2")
         blocks[:, :, offset : offset + 2] = values[..., None].view(np.uint8)
     return before_forbidden_page(blocks.reshape(rows, -1))
+
+
+def float_weights(name: str, rows: int, cols: int, rng: np.random.Generator) -> Array:
+    values = (rng.standard_normal((rows, cols)) * 0.1).astype(np.float32)
+    if name == "F16":
+        return values.astype("<f2").view(np.uint8)
+    if name == "BF16":
+        return np.ascontiguousarray(values.view("<u2")[:, 1::2]).view(np.uint8)
+    return values.view(np.uint8)
+
+
+class FloatInputs:
+    """float32 activations; what only quantised ones have is empty."""
+
+    def __init__(self, tokens: int, cols: int, rng: np.random.Generator) -> None:
+        self.values = aligned((tokens, -(-cols // 16) * 16), np.float32)
+        self.values[:, :cols] = rng.standard_normal((tokens, cols))
+        self.scales = self.sums = aligned((tokens, 1), np.float32)
+        self.exact = self.values[:, :cols].astype(np.float64)
 
 
 class Inputs:
@@ -98,12 +126,14 @@ class Product:
 
     def __init__(self, name: str, rows: int, cols: int, tokens: int, seed: int) -> None:
         from kernels_cpu.panels import PANEL_PRODUCTS, ROWS_PER_TILE
+        from kernels_cpu.panels_float import FLOAT_FORMATS
 
+        inputs = FloatInputs if name in FLOAT_FORMATS else Inputs
         rng = np.random.default_rng(seed)
         self.rows, self.cols, self.tokens = rows, cols, tokens
         self.tiles = -(-rows // ROWS_PER_TILE)
         self.weights = raw_weights(name, rows, cols, rng)
-        self.inputs = Inputs(tokens, cols, rng)
+        self.inputs = inputs(tokens, cols, rng)
         self.bias = rng.standard_normal(rows).astype(np.float32)
         self.residual = rng.standard_normal((tokens, rows + 3)).astype(np.float32)
         self.scratch = aligned((4 << 20,), np.uint8)
@@ -116,7 +146,7 @@ class Product:
         args = np.array(
             [
                 *(self.weights.ctypes.data, self.weights.shape[1], self.rows, self.cols),
-                *(x.values.ctypes.data, x.values.shape[1], x.scales.ctypes.data),
+                *(x.values.ctypes.data, x.values.strides[0], x.scales.ctypes.data),
                 *(x.sums.ctypes.data, x.scales.shape[1], out.ctypes.data, out.shape[1]),
                 *(0 if plain else self.bias.ctypes.data, 0 if plain else 1),
                 *(int(scale.view(np.int32)[0]), limits.ctypes.data, limits.ctypes.data + 8),
@@ -137,7 +167,7 @@ def check(name: str, rows: int, cols: int, tokens: int) -> None:
     sizes = np.abs(product.inputs.exact) @ np.abs(weights).T
     out = np.full((tokens, rows + 3), np.nan, np.float32)
     product.run(0, tokens, out, plain=True)
-    # float32 sums of cols / 16 terms; codes with an offset cancel against their bias.
+    # float32 sums; codes with an offset cancel against the sum of the activations.
     error = np.abs(out[:, :rows] - exact) / sizes
     assert error.max() < 2e-6, (name, cols, error.max())
     assert np.isnan(out[:, rows:]).all(), "wrote beyond the rows"
@@ -163,10 +193,9 @@ def main(level: str) -> None:
 
     kernels_cpu.configure(None, level)
     from kernels_cpu.panels import PANEL_PRODUCTS
-    from kernels_cpu.unpack import FORMATS
 
     for name, product in PANEL_PRODUCTS.items():
-        length = FORMATS[name].block_length
+        length = block_length(name)
         for cols in (length, 1024 + length, 3 * length):
             check(name, rows=77, cols=cols, tokens=11)
         check(name, rows=5, cols=2 * length, tokens=3)
