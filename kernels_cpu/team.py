@@ -10,12 +10,13 @@ A *program* is an array of records, `RECORD_SLOTS` int64 each:
     4 chunk    items that are dealt out together, at least 1: every range a kernel gets starts at a
                multiple of it
     5 flags    SERIAL: thread 0 alone runs it, in one call; CLAIM: threads claim chunks from a
-               counter, a call each; neither: each thread gets one range of chunks, in one call
+               counter, a call each; neither: each thread gets one range of chunks, in one call.
+               JOINED: the next record does not need what this one writes
     6 label    for whoever looks at a program; the team does not read it
     7          0
 
-All threads run the records in order, with a barrier after each that has items; a record without
-items costs a few nanoseconds. A kernel is called as kernel(args, first, last, scratch) and must
+All threads run the records in order, with a barrier between them except after a JOINED one; a
+record without items costs a few nanoseconds. A kernel is called as kernel(args, first, last, scratch) and must
 not depend on how items are dealt. A count may be written by an earlier record, provided that no
 record between that one and this had the same count.
 
@@ -71,12 +72,13 @@ EPOCH = 0
 PROGRAM, NUM_RECORDS, NUM_THREADS, IS_STOPPED, TIMES = 64, 72, 80, 88, 96
 ARRIVED = 128
 GENERATION = 192
-CLAIMED = 256
-SLEEPERS = 320
-POSITION = 384
-MUTEX = 448
-CONDITION = 576
-SCRATCH = 704
+SLEEPERS = 256
+POSITION = 320
+MUTEX = 384
+CONDITION = 512
+CLAIMED = 640  # a counter for each record that runs since the last barrier
+NUM_COUNTERS = 8
+SCRATCH = CLAIMED + 64 * NUM_COUNTERS
 
 
 @njit
@@ -121,14 +123,14 @@ def wait_while(control: int, word: int, value: int) -> None:
 
 @njit
 def barrier(control: int, num_threads: int) -> None:
-    """Wait until all threads are here. The last one resets the claim counter."""
+    """Wait until all threads are here. The last one resets the claim counters."""
     if num_threads == 1:
-        atomic_store(control + CLAIMED, 0)
+        reset_counters(control)
         return
     generation = atomic_load(control + GENERATION)
     if atomic_add(control + ARRIVED, 1) == num_threads - 1:
-        atomic_store(control + ARRIVED, 0)
-        atomic_store(control + CLAIMED, 0)
+        store(control + ARRIVED, 0)
+        reset_counters(control)
         atomic_add(control + GENERATION, 1)
         wake(control)
     else:
@@ -136,8 +138,16 @@ def barrier(control: int, num_threads: int) -> None:
 
 
 @njit
-def run_share(control: int, record: int, items: int, thread: int, num_threads: int) -> None:
-    """This thread's part of one record."""
+def reset_counters(control: int) -> None:
+    for i in range(NUM_COUNTERS):
+        store(control + CLAIMED + 64 * i, 0)
+
+
+@njit
+def run_share(
+    control: int, record: int, items: int, thread: int, num_threads: int, counter: int
+) -> None:
+    """This thread's part of one record; `counter` is the address of its claim counter."""
     code, args, flags = slot(record, 0), slot(record, 1), slot(record, 5)
     scratch = slot(control + SCRATCH, thread)
     if flags & SERIAL:
@@ -146,10 +156,10 @@ def run_share(control: int, record: int, items: int, thread: int, num_threads: i
         return
     chunk = max(slot(record, 4), 1)
     if flags & CLAIM:
-        first = atomic_add(control + CLAIMED, chunk)
+        first = atomic_add(counter, chunk)
         while first < items:
             call_kernel(code, args, first, min(first + chunk, items), scratch)
-            first = atomic_add(control + CLAIMED, chunk)
+            first = atomic_add(counter, chunk)
         return
     # Rounded up, so that a single chunk is thread 0's.
     chunks = quotient(items + chunk - 1, chunk)
@@ -166,7 +176,7 @@ def run_records(control: int, thread: int) -> None:
     num_threads = slot(control + NUM_THREADS, 0)
     times = slot(control + TIMES, 0)
     started = nanoseconds()
-    is_open = False  # records have run since the last barrier
+    joined = 0  # records that have run since the last barrier
     for i in range(slot(control + NUM_RECORDS, 0)):
         record = program + i * 8 * RECORD_SLOTS
         count = slot(record, 2)
@@ -176,12 +186,13 @@ def run_records(control: int, thread: int) -> None:
         if items > 0:
             if thread == 0:
                 store(control + POSITION, i)
-            run_share(control, record, items, thread, num_threads)
-            is_open = True
+            counter = control + CLAIMED + 64 * joined
+            run_share(control, record, items, thread, num_threads, counter)
+            joined += 1
         # An empty record still closes what was joined before it.
-        if is_open and slot(record, 5) & JOINED == 0:
+        if joined == NUM_COUNTERS or (joined > 0 and slot(record, 5) & JOINED == 0):
             barrier(control, num_threads)
-            is_open = False
+            joined = 0
         if times != 0 and thread == 0:
             now = nanoseconds()
             store(times + 8 * i, now - started)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kernels_cpu.kernel import Kernel, kernel
 from kernels_cpu.simd import slot
-from kernels_cpu.team import CLAIM, SERIAL, Team
+from kernels_cpu.team import CLAIM, JOINED, SERIAL, Team
 from kernels_cpu.threads import store
 
 Ints = NDArray[np.int64]
@@ -77,6 +77,21 @@ def check_a_record_sees_all_of_the_one_before() -> None:
         run(team, program(*(pair + claimed) * 5))
     # Pass k adds 100 to the sum of all counts.
     assert total[0] == 100 * 200 * 201 // 2
+    team.close()
+
+
+def check_joined_records_all_run_before_the_next() -> None:
+    team = Team(2)
+    counts, total, none = (np.zeros(n, np.int64) for n in (100, 1, 1))
+    args = np.array([counts.ctypes.data], np.int64)
+    summing = np.array([counts.ctypes.data, 100, total.ctypes.data], np.int64)
+    # Each record has items of its own, so they may run at once.
+    parts = [np.array([counts.ctypes.data + 80 * i], np.int64) for i in range(10)]
+    joined = [(count_items, part, 0, 10, 1, CLAIM | JOINED) for part in parts]
+    empty = (count_items, args, none.ctypes.data, 1, 1, 0)
+    for _ in range(20):
+        run(team, program(*joined, empty, (sum_items, summing, 0, 1, 1, SERIAL)))
+    assert total[0] == 100 * 20 * 21 // 2
     team.close()
 
 
