@@ -29,7 +29,9 @@ def read_cohere2(c: Checkpoint) -> ModelSpec:
     rope = read_rope(c, "norm")
     layers = [
         parallel_layer(b, attention(b, None if window is None else rope, window=window))
-        for b, window in zip(blocks(c), c.windows(c.integer("attention.sliding_window"), 4))
+        for b, window in zip(
+            blocks(c), c.windows(c.integer("attention.sliding_window", minimum=1), 4)
+        )
     ]
     return decoder(c, layers, norm="layer", logit_scale=c.number("logit_scale"))
 

@@ -1,6 +1,7 @@
 """A model that would be computed wrongly, or a file that contradicts itself, is refused by name."""
 
 import math
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from variants import KINDS, Variant, set_keys
 
-from localllm.errors import BadFile, UnsupportedModel
+from localllm.errors import BadFile, LocalLLMError, UnsupportedModel
+from localllm.gguf import GgufFile
 from localllm.models import READERS, read_spec
 
 
@@ -138,3 +140,30 @@ def test_longrope_needs_its_factors(describe, write_model) -> None:
     variant = Variant("phi3", {"rope.scaling.type": "longrope"}, drop=("rope_factors",))
     with pytest.raises(BadFile, match="rope_factors_short"):
         read_spec(write_model(variant.describe(describe)))
+
+
+@pytest.mark.parametrize("name", ["gemma3-dense", "phi3-dense", "stablelm-dense"])
+def test_a_damaged_header_gives_a_spec_or_one_clear_line(
+    name: str, describe, write_model, tmp_path: Path
+) -> None:
+    d = describe(name)
+    set_keys(d, {})
+    whole = write_model(d).path.read_bytes()
+    rng = random.Random(f"damage {name}")
+    path = tmp_path / "damaged.gguf"
+    messages = []
+    for _ in range(300):
+        damaged = bytearray(whole)
+        # The header of these files ends near 4 KB.
+        at = rng.randrange(24, 4000)
+        damaged[at : at + 4] = rng.choice(
+            [bytes(4), b"\xff" * 4, b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", rng.randbytes(4)]
+        )
+        path.write_bytes(damaged)
+        try:
+            with GgufFile.open(path) as file:
+                read_spec(file)
+        except LocalLLMError as error:
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert not any("\n" in message or len(message) > 400 for message in messages)
