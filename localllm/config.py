@@ -79,7 +79,6 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def runner_environment(settings: Settings) -> dict[str, str]:
-    """The environment of a runner: ours, with Numba told the instruction set and nothing else."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
-    return environ
+def process_environment() -> dict[str, str]:
+    """The process's environment, for children that are started with some of it changed."""
+    return dict(os.environ)

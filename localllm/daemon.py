@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localllm.config import Settings, runner_environment
+from localllm.config import Settings, process_environment
 from localllm.durations import FOREVER, parse_keep_alive
 from localllm.errors import BadRequest, Busy
 from localllm.messages import Delta, Generate, Load, Loading
@@ -308,9 +308,13 @@ class Daemon:
 
 
 def runner_starter(settings: Settings) -> StartRunner:
-    """How the daemon starts real runners."""
+    """How the daemon starts real runners: told the instruction set before they import Numba."""
 
     async def start() -> RunnerProcess:
-        return await RunnerProcess.start(runner_environment(settings))
+        from kernels_cpu.isa import detect, environment_for
+
+        level = settings.isa or detect(settings.cache_dir)
+        environ = environment_for(level, process_environment())
+        return await RunnerProcess.start({**environ, "LOCALLLM_ISA": level})
 
     return start

@@ -1,0 +1,159 @@
+"""Models by name or by path: what a request's `model` means, and what is known about it.
+
+Joins the store with the descriptions of model files. A path is for callers that know the secret of
+the data folder; others could make the daemon open any file.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from localllm.daemon import Target
+from localllm.describe import Description, describe_apart
+from localllm.errors import BadFile, BadRequest, ModelNotFound
+from localllm.names import ModelName
+from localllm.store import Layer, Recipe, Store, StoredModel
+
+MAX_DESCRIPTIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A model that a request named: the file to run and what the store adds to it."""
+
+    target: Target
+    recipe: Recipe
+    stored: StoredModel | None
+
+
+class Catalog:
+    """All models there are. Changes happen one at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._lock = asyncio.Lock()
+        self._described: OrderedDict[tuple[object, ...], Description] = OrderedDict()
+
+    def resolve(self, model: str, *, is_trusted: bool) -> Resolved:
+        """The model of a name, or of an absolute path if the caller is trusted.
+
+        Raises BadRequest or ModelNotFound, as what the caller wrote.
+        """
+        if model.startswith("/"):
+            return self._resolve_path(Path(model), is_trusted=is_trusted)
+        try:
+            stored = self.store.find(ModelName.parse(model))
+        except ModelNotFound:
+            raise ModelNotFound(f"model '{model}' not found") from None
+        path = self.store.model_file(stored)
+        target = Target(
+            path, str(stored.name), stored.digest, details_of(stored.config), stored.size
+        )
+        return Resolved(target, self.store.recipe(stored), stored)
+
+    def _resolve_path(self, path: Path, *, is_trusted: bool) -> Resolved:
+        if not is_trusted:
+            raise BadRequest(
+                f"invalid model name: {str(path)!r} is a path, which needs the data folder's secret"
+            )
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BadFile(f"{path}: {error.strerror}") from error
+        return Resolved(Target(path, str(path), details=details_of({}), size=size), Recipe(), None)
+
+    async def describe(self, path: Path, *, verbose: bool = False) -> Description:
+        """What the file at `path` says about itself; remembered while the file does not change."""
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise BadFile(f"{path}: {error.strerror}") from error
+        key = (path, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, verbose)
+        found = self._described.get(key)
+        if found is None:
+            found = await asyncio.to_thread(describe_apart, path, verbose=verbose)
+        self._described[key] = found
+        self._described.move_to_end(key)
+        if len(self._described) > MAX_DESCRIPTIONS:
+            self._described.popitem(last=False)
+        return found
+
+    async def create_from_file(self, name: ModelName, path: Path, recipe: Recipe) -> StoredModel:
+        """A model from the user's own file, which is not copied."""
+        found = await self.describe(path)
+        async with self._lock:
+            paths = [Path(file) for file in found.files]
+            layer = await asyncio.to_thread(self.store.add_file, paths)
+            return self.store.create(name, layer, _config_of(found), recipe)
+
+    async def create_from_blob(self, name: ModelName, digest: str, recipe: Recipe) -> StoredModel:
+        """A model from a blob that was uploaded before."""
+        size = self.store.blob_size(digest)
+        if size is None:
+            raise BadRequest(f"blob sha256:{digest} is not in the store; upload it first")
+        found = await self.describe(self.store.file_of(digest, str(name)))
+        async with self._lock:
+            return self.store.create(name, Layer("model", digest, size), _config_of(found), recipe)
+
+    async def create_from_model(self, name: ModelName, base: str, recipe: Recipe) -> StoredModel:
+        """A model like another one, but for what `recipe` says."""
+        async with self._lock:
+            stored = self.store.find(ModelName.parse(base))
+            layer = stored.layer("model")
+            if layer is None:
+                raise BadRequest(f"model '{base}' has no model file")
+            merged = merge(self.store.recipe(stored), recipe)
+            return self.store.create(name, layer, stored.config, merged)
+
+    async def copy(self, source: ModelName, destination: ModelName) -> None:
+        async with self._lock:
+            self.store.copy(source, destination)
+
+    async def remove(self, name: ModelName) -> None:
+        async with self._lock:
+            self.store.remove(name)
+
+
+def merge(base: Recipe, change: Recipe) -> Recipe:
+    """`base` with everything that `change` says."""
+    return replace(
+        base,
+        system=base.system if change.system is None else change.system,
+        template=base.template if change.template is None else change.template,
+        parameters={**base.parameters, **change.parameters},
+        messages=base.messages if change.messages is None else change.messages,
+        licenses=[*base.licenses, *change.licenses],
+    )
+
+
+def details_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `details` object of Ollama's API."""
+    family = str(config.get("model_family", ""))
+    families: Iterable[str] | None = config.get("model_families") or ([family] if family else None)
+    return {
+        "parent_model": "",
+        "format": str(config.get("model_format", "gguf")),
+        "family": family,
+        "families": families,
+        "parameter_size": str(config.get("model_type", "")),
+        "quantization_level": str(config.get("file_type", "")),
+    }
+
+
+def _config_of(found: Description) -> dict[str, Any]:
+    """The config blob of a model file."""
+    return {
+        "model_format": "gguf",
+        "model_family": found.architecture,
+        "model_families": [found.architecture],
+        "model_type": found.parameter_size,
+        "file_type": found.quantization,
+        "context_length": found.context_length,
+        "embedding_length": found.embedding_length,
+        "capabilities": found.capabilities,
+        "architecture": "amd64",
+        "os": "linux",
+    }

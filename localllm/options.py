@@ -1,0 +1,75 @@
+"""The `options` of a request and the PARAMETERs of a model: names, types, what becomes of them.
+
+Not here: ranges (sampling.py), defaults (sampling.py).
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.errors import BadRequest
+
+INTEGERS = frozenset(
+    {
+        *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"),
+        *("num_keep", "seed", "num_predict", "top_k", "repeat_last_n", "mirostat"),
+    }
+)
+FLOATS = frozenset(
+    {
+        *("temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty"),
+        *("frequency_penalty", "mirostat_tau", "mirostat_eta"),
+    }
+)
+BOOLEANS = frozenset({"use_mmap", "ignore_eog"})
+OBJECTS = frozenset({"logit_bias"})
+# Clients still send these; they mean nothing here and that is no mistake of theirs.
+MEANINGLESS = frozenset(
+    {
+        *("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "embedding_only"),
+        *("tfs_z", "penalize_newline", "num_gqa", "rope_frequency_base", "rope_frequency_scale"),
+        *("num_batch", "num_gpu", "main_gpu", "use_mmap", "draft_num_predict"),
+    }
+)
+
+log = logging.getLogger("localllm.server")
+
+
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that mean something, with their types. Raises BadRequest on a wrong type."""
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in MEANINGLESS:
+            continue
+        if name in INTEGERS:
+            checked[name] = int(_number(name, value, "integer"))
+        elif name in FLOATS:
+            checked[name] = float(_number(name, value, "float32"))
+        elif name in BOOLEANS:
+            if not isinstance(value, bool):
+                raise BadRequest(f'option "{name}" must be of type boolean')
+            checked[name] = value
+        elif name in OBJECTS:
+            if not isinstance(value, dict):
+                raise BadRequest(f'option "{name}" must be of type object')
+            checked[name] = value
+        elif name == "stop":
+            checked[name] = _strings(value)
+        else:
+            log.warning("option %r is unknown and was ignored", name)
+    return checked
+
+
+def _number(name: str, value: object, kind: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadRequest(f'option "{name}" must be of type {kind}')
+    return value
+
+
+def _strings(value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise BadRequest('option "stop" must be of type array')
+    if not all(isinstance(item, str) for item in value):
+        raise BadRequest('option "stop" must be of an array of strings')
+    return value

@@ -1,0 +1,144 @@
+"""The outermost layer: who may talk to the daemon, CORS headers, one log line a request.
+
+A web page can make a browser send requests to loopback: by DNS rebinding (the Host header is
+foreign then) or across origins (the Origin header is). Both are refused with a body that says
+which check failed.
+"""
+
+import ipaddress
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+DEFAULT_ORIGINS = (
+    *(f"{s}://{h}" for s in ("http", "https") for h in ("localhost", "127.0.0.1", "0.0.0.0")),
+    *(f"{s}://{h}:*" for s in ("http", "https") for h in ("localhost", "127.0.0.1", "0.0.0.0")),
+    *("app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*"),
+)
+ALLOW_METHODS = "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS"
+ALLOW_HEADERS = ",".join(
+    (
+        *("Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With"),
+        "OpenAI-Beta",
+        *(
+            f"x-stainless-{name}"
+            for name in (
+                *("arch", "async", "custom-poll-interval", "helper-method", "lang", "os"),
+                *("package-version", "poll-helper", "retry-count", "runtime", "runtime-version"),
+                "timeout",
+            )
+        ),
+    )
+)
+MAX_AGE = str(12 * 3600)
+LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
+
+log = logging.getLogger("localllm.access")
+
+
+def origin_pattern(origins: Iterable[str]) -> re.Pattern[str]:
+    """A pattern for the default origins and more, in which `*` stands for anything."""
+    entries = (re.escape(entry).replace(r"\*", ".*") for entry in (*DEFAULT_ORIGINS, *origins))
+    return re.compile("|".join(entries), re.IGNORECASE)
+
+
+def is_allowed_host(host: str) -> bool:
+    """Whether a Host header names this machine or a private network."""
+    name = _host_name(host).rstrip(".").lower()
+    if not name or name == "localhost" or name.endswith(LOCAL_SUFFIXES):
+        return True
+    if name == socket.gethostname().lower():
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return address.is_private or address.is_loopback or address.is_unspecified
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]
+
+
+class Guard:
+    """Wraps the application. `check_host` is for daemons that only listen on loopback."""
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str], *, check_host: bool) -> None:
+        self._app = app
+        self._origins = origin_pattern(origins)
+        self._check_host = check_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if origin is not None and status != 403:
+                    MutableHeaders(scope=message).update(self._cors_headers(origin))
+            await send(message)
+
+        problem = self._problem(headers, origin)
+        if problem is not None:
+            await _refuse(answer, problem)
+        elif origin is not None and scope["method"] == "OPTIONS":
+            await _answer_preflight(answer)
+        else:
+            await self._app(scope, receive, answer)
+        client = scope["client"][0] if scope.get("client") else "-"
+        milliseconds = 1000 * (time.perf_counter() - begun)
+        log.info(
+            "%d | %.1f ms | %s | %s %s",
+            status,
+            milliseconds,
+            client,
+            scope["method"],
+            scope["path"],
+        )
+
+    def _problem(self, headers: Headers, origin: str | None) -> str | None:
+        host = headers.get("host", "")
+        if self._check_host and not is_allowed_host(host):
+            return (
+                f"Host header {host!r} is not a name of this machine; "
+                "use localhost, or set LOCALLLM_HOST to listen on a network"
+            )
+        if origin is None or origin.partition("://")[2] == host or self._origins.fullmatch(origin):
+            return None
+        return f"Origin {origin!r} is not allowed; add it to LOCALLLM_ORIGINS"
+
+    def _cors_headers(self, origin: str) -> dict[str, str]:
+        return {"access-control-allow-origin": origin, "vary": "Origin"}
+
+
+async def _refuse(send: Send, problem: str) -> None:
+    body = json.dumps({"error": f"forbidden: {problem}"}).encode()
+    headers = [(b"content-type", b"application/json; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _answer_preflight(send: Send) -> None:
+    headers = {
+        "access-control-allow-methods": ALLOW_METHODS,
+        "access-control-allow-headers": ALLOW_HEADERS,
+        "access-control-max-age": MAX_AGE,
+    }
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 204, "headers": raw})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,269 @@
+"""Endpoints about models as such: tags, ps, show, create, copy, delete, blobs."""
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.catalog import Resolved, details_of
+from localllm.daemon import LoadedModel
+from localllm.errors import BadRequest, LocalLLMError, ModelNotFound
+from localllm.modelfile import parameter_lines, write_modelfile
+from localllm.names import ModelName
+from localllm.options import check_options
+from localllm.server.body import ANY, ARRAY, BOOL, OBJECT, STRING, Shape, read_body
+from localllm.server.respond import Answer, Chunk, json_response
+from localllm.server.state import state_of
+from localllm.server.times import expiry_text, local_text
+from localllm.store import Recipe, StoredModel, parse_digest
+
+SHOW = Shape(
+    "ShowRequest",
+    {"model": STRING, "name": STRING, "verbose": BOOL, "system": STRING, "options": OBJECT},
+)
+COPY = Shape("CopyRequest", {"source": STRING, "destination": STRING})
+DELETE = Shape("DeleteRequest", {"model": STRING, "name": STRING})
+CREATE = Shape(
+    "CreateRequest",
+    {
+        **{"model": STRING, "name": STRING, "from": STRING, "files": OBJECT, "stream": BOOL},
+        **{"system": STRING, "template": STRING, "license": ANY, "parameters": OBJECT},
+        **{"messages": ARRAY, "adapters": OBJECT, "quantize": STRING, "quantization": STRING},
+        **{"renderer": STRING, "parser": STRING, "remote_host": STRING, "draft_files": OBJECT},
+    },
+)
+NOT_SUPPORTED = (
+    *("adapters", "quantize", "quantization", "renderer", "parser", "remote_host"),
+    *("draft_files", "template"),
+)
+
+log = logging.getLogger("localllm.server")
+
+
+async def tags(request: Request) -> Response:
+    """GET /api/tags."""
+    models = state_of(request).catalog.store.models()
+    return json_response({"models": [_tag(model) for model in models]})
+
+
+def _tag(model: StoredModel) -> Chunk:
+    config = model.config
+    lengths = {
+        key: config[key] for key in ("context_length", "embedding_length") if config.get(key)
+    }
+    return {
+        "name": str(model.name),
+        "model": str(model.name),
+        "modified_at": local_text(model.modified_at),
+        "size": model.size,
+        "digest": model.digest,
+        "details": {**details_of(config), **lengths},
+        "capabilities": config.get("capabilities", ["completion"]),
+    }
+
+
+async def ps(request: Request) -> Response:
+    """GET /api/ps."""
+    return json_response({"models": [_running(m) for m in state_of(request).daemon.loaded()]})
+
+
+def _running(model: LoadedModel) -> Chunk:
+    target = model.target
+    return {
+        "name": target.name,
+        "model": target.name,
+        "size": model.memory_bytes,
+        "digest": target.digest,
+        "details": target.details,
+        "expires_at": expiry_text(model.seconds_left()),
+        "size_vram": 0,
+        "context_length": model.context_length,
+    }
+
+
+async def show(request: Request) -> Response:
+    """POST /api/show."""
+    fields = await read_body(request, SHOW)
+    model = fields.get("model") or fields.get("name") or ""
+    if not model:
+        raise BadRequest("model is required")
+    state = state_of(request)
+    try:
+        resolved = state.catalog.resolve(model, is_trusted=state.is_trusted(request))
+    except ModelNotFound:
+        raise ModelNotFound(f"model '{ModelName.parse(model)}' not found") from None
+    found = await state.catalog.describe(resolved.target.path, verbose=fields.get("verbose", False))
+    recipe = resolved.recipe
+    optional = {
+        "license": "\n".join(recipe.licenses),
+        "parameters": "\n".join(parameter_lines(recipe.parameters)),
+        "template": recipe.template or found.template,
+        "system": fields.get("system") or recipe.system,
+        "messages": recipe.messages,
+    }
+    details = {
+        **details_of({}),
+        "family": found.architecture,
+        "families": [found.architecture],
+        "parameter_size": found.parameter_size,
+        "quantization_level": found.quantization,
+    }
+    return json_response(
+        {
+            **{key: value for key, value in optional.items() if value},
+            "modelfile": write_modelfile(resolved.target.name, str(resolved.target.path), recipe),
+            "details": details,
+            "model_info": _model_info(request, found.model_info, model),
+            "tensors": found.tensors,
+            "capabilities": found.capabilities,
+            "modified_at": local_text(_modified_at(resolved)),
+        }
+    )
+
+
+def _modified_at(resolved: Resolved) -> float:
+    if resolved.stored is not None:
+        return resolved.stored.modified_at
+    return resolved.target.path.stat().st_mtime
+
+
+def _model_info(request: Request, info: dict[str, Any], model: str) -> dict[str, Any]:
+    """Metadata as JSON can hold it; one client takes the base name for the model's name."""
+    info = {key: _finite(value) for key, value in info.items()}
+    if request.headers.get("user-agent", "").startswith("GitHubCopilotChat/"):
+        return {**info, "general.basename": model}
+    return info
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinities as None."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not -1e308 < value < 1e308 else value
+
+
+async def copy(request: Request) -> Response:
+    """POST /api/copy."""
+    fields = await read_body(request, COPY)
+    names = []
+    for key in ("source", "destination"):
+        text = fields.get(key, "")
+        try:
+            names.append(ModelName.parse(text))
+        except BadRequest:
+            raise BadRequest(f'{key} "{text}" is invalid') from None
+    try:
+        await state_of(request).catalog.copy(*names)
+    except ModelNotFound:
+        raise ModelNotFound(f'model "{fields["source"]}" not found') from None
+    return Response()
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /api/delete."""
+    fields = await read_body(request, DELETE)
+    text = fields.get("model") or fields.get("name") or ""
+    if not text:
+        raise BadRequest("model is required")
+    try:
+        name = ModelName.parse(text)
+    except BadRequest:
+        raise BadRequest(f'name "{text}" is invalid') from None
+    try:
+        await state_of(request).catalog.remove(name)
+    except ModelNotFound:
+        raise ModelNotFound(f"model '{text}' not found") from None
+    return Response()
+
+
+async def create(request: Request) -> Response:
+    """POST /api/create."""
+    fields = await read_body(request, CREATE)
+    name = ModelName.parse(fields.get("model") or fields.get("name") or "")
+    for key in NOT_SUPPORTED:
+        if fields.get(key):
+            raise BadRequest(f"create: {key!r} is not supported by this version")
+    if not fields.get("from") and not fields.get("files"):
+        raise BadRequest("neither 'from' or 'files' was specified")
+    chunks = _create(request, name, fields, _recipe(fields))
+    return Answer(chunks, merge=None if fields.get("stream", True) else _last)
+
+
+def _last(chunks: Iterable[Chunk]) -> Chunk:
+    return list(chunks)[-1]
+
+
+def _recipe(fields: dict[str, Any]) -> Recipe:
+    licenses = fields.get("license", [])
+    messages = fields.get("messages")
+    if messages is not None and not all(
+        isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages
+    ):
+        raise BadRequest("messages must have a role and a content")
+    return Recipe(
+        system=fields.get("system"),
+        parameters=check_options(fields.get("parameters", {})),
+        messages=messages,
+        licenses=[licenses] if isinstance(licenses, str) else [str(text) for text in licenses],
+    )
+
+
+async def _create(
+    request: Request, name: ModelName, fields: dict[str, Any], recipe: Recipe
+) -> AsyncIterator[Chunk]:
+    state = state_of(request)
+    base = fields.get("from", "")
+    if fields.get("files"):
+        digest = _only_file(fields["files"])
+        yield {"status": "parsing GGUF"}
+        model = await state.catalog.create_from_blob(name, digest, recipe)
+    elif base.startswith("/"):
+        if not state.is_trusted(request):
+            raise BadRequest(f"invalid model name: {base!r} is a path on the server's machine")
+        yield {"status": "parsing GGUF"}
+        model = await state.catalog.create_from_file(name, Path(base), recipe)
+    else:
+        try:
+            model = await state.catalog.create_from_model(name, base, recipe)
+        except ModelNotFound:
+            raise ModelNotFound(f"model '{base}' not found") from None
+    for layer in model.layers:
+        yield {"status": f"using existing layer sha256:{layer.digest}"}
+    yield {"status": "writing manifest"}
+    yield {"status": "success"}
+
+
+def _only_file(files: dict[str, Any]) -> str:
+    """The digest of the one model file."""
+    for path in files:
+        if path.startswith("/") or ".." in Path(path).parts:
+            raise BadRequest("file path must be relative")
+    if len(files) != 1:
+        raise BadRequest("create: only a single GGUF file is supported by this version")
+    return parse_digest(str(next(iter(files.values()))))
+
+
+async def head_blob(request: Request) -> Response:
+    """HEAD /api/blobs/:digest."""
+    digest = parse_digest(request.path_params["digest"])
+    found = state_of(request).catalog.store.blob_size(digest)
+    return Response(status_code=404 if found is None else 200)
+
+
+async def post_blob(request: Request) -> Response:
+    """POST /api/blobs/:digest: the body becomes a blob."""
+    store = state_of(request).catalog.store
+    digest = parse_digest(request.path_params["digest"])
+    if store.blob_size(digest) is not None:
+        return Response(status_code=200)
+    try:
+        with store.receive(digest) as writer:
+            async for data in request.stream():
+                writer.write(data)
+            writer.finish()
+    except OSError as error:
+        raise LocalLLMError(f"cannot store the blob: {error.strerror}") from error
+    return Response(status_code=201)

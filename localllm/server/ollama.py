@@ -1,0 +1,323 @@
+"""`/api/generate` and `/api/chat`: Ollama's bodies to our request, our deltas to Ollama's chunks.
+
+Not here: models as such (models.py), connections (respond.py).
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.catalog import Resolved
+from localllm.durations import parse_keep_alive
+from localllm.errors import BadRequest, ModelNotFound
+from localllm.messages import Delta, Generate, Loading, Statistics
+from localllm.options import check_options
+from localllm.server.body import ANY, ARRAY, BOOL, INT, OBJECT, STRING, Kind, Shape, read_body
+from localllm.server.respond import Answer, Chunk, json_response
+from localllm.server.state import state_of
+from localllm.server.times import now_text
+from localllm.server.work import Job, Started, run
+
+PROGRESS_HEADER = "x-localllm-progress"
+MAX_TOP_LOGPROBS = 20
+SMALLEST_CONTEXT = 4
+THINK_LEVELS = ("high", "medium", "low", "max")
+
+_SHARED: Mapping[str, Kind] = {
+    **{"model": STRING, "stream": BOOL, "format": ANY, "keep_alive": ANY, "options": OBJECT},
+    **{"think": ANY, "truncate": BOOL, "shift": BOOL, "logprobs": BOOL, "top_logprobs": INT},
+    **{"_debug_render_only": BOOL, "exact": BOOL, "cache_prompt": BOOL},
+}
+GENERATE = Shape(
+    "GenerateRequest",
+    {
+        **_SHARED,
+        **{"prompt": STRING, "suffix": STRING, "system": STRING, "template": STRING},
+        **{"context": Kind((list,), "[]int"), "raw": BOOL, "images": ARRAY},
+    },
+)
+CHAT = Shape("ChatRequest", {**_SHARED, "messages": Kind((list,), "[]api.Message"), "tools": ARRAY})
+MESSAGE = Shape(
+    "ChatRequest.messages",
+    {
+        **{"role": STRING, "content": STRING, "thinking": STRING, "images": ARRAY},
+        **{"tool_calls": ARRAY, "tool_name": STRING, "tool_call_id": STRING},
+    },
+)
+
+Fields = dict[str, Any]
+Piece = Callable[[str], Chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A parsed body: the job, and what its reply needs to know."""
+
+    model: str
+    job: Job
+    stream: bool
+    arrived: float
+    is_raw: bool = False
+
+
+async def generate(request: Request) -> Response:
+    """POST /api/generate."""
+    arrived = time.perf_counter()
+    fields = await read_body(request, GENERATE)
+    _check_logprobs(fields)
+    model = fields.get("model", "")
+    if not model:
+        raise ModelNotFound("model '' not found")
+    resolved = _resolve(request, model)
+    keep_alive = _keep_alive(fields)
+    prompt = fields.get("prompt", "")
+    if not prompt and keep_alive == 0:
+        return _unloaded(request, resolved, model, _text_piece)
+    _check_generate(fields, resolved, model)
+    ask = _request(fields, resolved, _generate_input(fields, resolved)) if prompt else None
+    job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
+    asked = Asked(model, job, fields.get("stream", True), arrived, fields.get("raw", False))
+    return _answer(request, asked, _text_piece)
+
+
+async def chat(request: Request) -> Response:
+    """POST /api/chat."""
+    arrived = time.perf_counter()
+    fields = await read_body(request, CHAT)
+    _check_logprobs(fields)
+    model = fields.get("model", "")
+    if not model:
+        raise BadRequest("model is required")
+    resolved = _resolve(request, model)
+    keep_alive = _keep_alive(fields)
+    messages = [_message(item) for item in fields.get("messages", [])]
+    if not messages and keep_alive == 0:
+        return _unloaded(request, resolved, model, _message_piece)
+    _check_shared(fields, resolved, model, "chat")
+    if fields.get("tools"):
+        raise BadRequest(f"{_full_name(resolved)} does not support tools")
+    given = {"messages": _with_recipe(resolved, messages)}
+    ask = _request(fields, resolved, given) if messages else None
+    job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
+    return _answer(request, Asked(model, job, fields.get("stream", True), arrived), _message_piece)
+
+
+def _resolve(request: Request, model: str) -> Resolved:
+    state = state_of(request)
+    return state.catalog.resolve(model, is_trusted=state.is_trusted(request))
+
+
+def _wants_progress(request: Request) -> bool:
+    return PROGRESS_HEADER in request.headers
+
+
+def _keep_alive(fields: Fields) -> float | None:
+    return parse_keep_alive(fields["keep_alive"]) if "keep_alive" in fields else None
+
+
+def _full_name(resolved: Resolved) -> str:
+    if resolved.stored is None:
+        return resolved.target.name
+    host, namespace, model, tag = resolved.stored.name.parts
+    return f"{host}/{namespace}/{model}:{tag}"
+
+
+def _check_logprobs(fields: Fields) -> None:
+    if not 0 <= fields.get("top_logprobs", 0) <= MAX_TOP_LOGPROBS:
+        raise BadRequest("top_logprobs must be between 0 and 20")
+
+
+def _check_shared(fields: Fields, resolved: Resolved, model: str, verb: str) -> None:
+    """Refuse what this model or this build cannot do, rather than drop it."""
+    think = fields.get("think")
+    if isinstance(think, str) and think not in THINK_LEVELS:
+        raise BadRequest(
+            f'invalid think value: "{think}" '
+            '(must be "high", "medium", "low", "max", true, or false)'
+        )
+    if think is not None and not isinstance(think, bool | str):
+        raise BadRequest(
+            'think must be a boolean or string ("high", "medium", "low", "max", true, or false)'
+        )
+    if think:
+        raise BadRequest(f'"{model}" does not support thinking')
+    capabilities = resolved.stored.config.get("capabilities", []) if resolved.stored else []
+    if "embedding" in capabilities:
+        raise BadRequest(f'"{model}" does not support {verb}')
+    if fields.get("format", "") != "":
+        raise BadRequest("format: structured output is not supported by this version")
+
+
+def _check_generate(fields: Fields, resolved: Resolved, model: str) -> None:
+    conflicts = ("template", "system", "context")
+    if fields.get("raw") and any(fields.get(name) for name in conflicts):
+        raise BadRequest("raw mode does not support template, system, or context")
+    _check_shared(fields, resolved, model, "generate")
+    if fields.get("suffix"):
+        raise BadRequest(f"{_full_name(resolved)} does not support insert")
+    if fields.get("template"):
+        raise BadRequest("template: Go templates are not supported; use raw to pass a whole prompt")
+    if fields.get("images"):
+        raise BadRequest(f'"{model}" does not support images')
+
+
+def _generate_input(fields: Fields, resolved: Resolved) -> Fields:
+    """The fields of `Generate` that say what to continue."""
+    if fields.get("raw"):
+        return {"prompt": fields["prompt"]}
+    context = fields.get("context")
+    if context is not None and not all(type(token) is int and token >= 0 for token in context):
+        raise BadRequest("context must be a list of token ids")
+    system = fields.get("system") or resolved.recipe.system
+    messages = [{"role": "system", "content": system}] if system else []
+    if context is None:
+        messages += [dict(message) for message in resolved.recipe.messages or ()]
+    messages.append({"role": "user", "content": fields["prompt"]})
+    return {"messages": messages, "context": context or [], "want_tokens": True}
+
+
+def _message(value: object) -> Fields:
+    """One message of a chat, checked; only what was given is passed on to the template."""
+    if not isinstance(value, dict):
+        raise BadRequest(
+            "json: cannot unmarshal a message into Go struct field ChatRequest.messages "
+            "of type api.Message"
+        )
+    message = MESSAGE.check(value)
+    if message.pop("images", None):
+        raise BadRequest("this model does not support images")
+    role = message.pop("role", "").lower()
+    return {"role": role, "content": message.pop("content", ""), **message}
+
+
+def _with_recipe(resolved: Resolved, messages: list[Fields]) -> list[Fields]:
+    """The model's own messages and system text in front of those of the request."""
+    recipe = resolved.recipe
+    whole = [dict(message) for message in recipe.messages or ()] + messages
+    if recipe.system and messages and messages[0]["role"] != "system":
+        whole.insert(0, {"role": "system", "content": recipe.system})
+    return whole
+
+
+def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
+    options = check_options({**resolved.recipe.parameters, **fields.get("options", {})})
+    stop = options.pop("stop", [])
+    if "num_ctx" in options:
+        options["num_ctx"] = max(options["num_ctx"], SMALLEST_CONTEXT)
+    wants_logprobs = fields.get("logprobs", False)
+    return Generate(
+        request_id=0,
+        variables={"enable_thinking": False} if fields.get("think") is False else {},
+        options=options,
+        stop=stop,
+        logprobs=fields.get("top_logprobs", 0) if wants_logprobs else None,
+        truncate=fields.get("truncate", True),
+        shift=fields.get("shift", True),
+        render_only=fields.get("_debug_render_only", False),
+        exact=fields.get("exact", False),
+        cache_prompt=fields.get("cache_prompt", True),
+        **given,
+    )
+
+
+def _text_piece(text: str) -> Chunk:
+    return {"response": text}
+
+
+def _message_piece(text: str) -> Chunk:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _unloaded(request: Request, resolved: Resolved, model: str, piece: Piece) -> Response:
+    state_of(request).daemon.unload(resolved.target.path)
+    return json_response(_end(model, piece, "unload"))
+
+
+def _end(model: str, piece: Piece, reason: str) -> Chunk:
+    head = {"model": model, "created_at": now_text()}
+    return {**head, **piece(""), "done": True, "done_reason": reason}
+
+
+def _answer(request: Request, asked: Asked, piece: Piece) -> Response:
+    chunks = _chunks(request, asked, piece)
+    eager = asked.job.wants_progress and asked.stream
+    return Answer(chunks, merge=None if asked.stream else _merged, eager=eager)
+
+
+async def _chunks(request: Request, asked: Asked, piece: Piece) -> AsyncIterator[Chunk]:
+    """Ollama's chunks of a job."""
+    load_seconds = 0.0
+    dropped = 0
+    async for event in run(state_of(request).daemon, asked.job):
+        if isinstance(event, Loading):
+            yield _progress(event.stage, event.done, event.total)
+        elif isinstance(event, Started):
+            load_seconds = event.load_seconds
+            if asked.job.request is None:
+                yield _end(asked.model, piece, "load")
+        elif event.rendered is not None:
+            info = {"rendered_template": event.rendered}
+            head = {"model": asked.model, "created_at": now_text()}
+            yield {**head, **piece(""), "done": False, "_debug_info": info}
+        else:
+            dropped += event.dropped_messages
+            for chunk in _delta_chunks(event, asked, piece):
+                yield chunk
+            if event.done_reason is not None:
+                yield _final(event, asked, piece, load_seconds, dropped)
+
+
+def _progress(stage: str, done: int, total: int) -> Chunk:
+    return {"progress": {"stage": stage, "done": done, "total": total}}
+
+
+def _delta_chunks(delta: Delta, asked: Asked, piece: Piece) -> Iterable[Chunk]:
+    if delta.text or delta.logprobs:
+        head = {"model": asked.model, "created_at": now_text()}
+        chunk = {**head, **piece(delta.text), "done": False}
+        yield {**chunk, "logprobs": delta.logprobs} if delta.logprobs else chunk
+    elif delta.prompt_total and asked.job.wants_progress:
+        yield _progress("reading the prompt", delta.prompt_done, delta.prompt_total)
+
+
+def _final(delta: Delta, asked: Asked, piece: Piece, load_seconds: float, dropped: int) -> Chunk:
+    """The last object: why it ended and what it cost; zero values are left out."""
+    stats = delta.statistics or Statistics()
+    values: Chunk = {
+        "total_duration": _nanoseconds(time.perf_counter() - asked.arrived),
+        "load_duration": _nanoseconds(load_seconds),
+        "prompt_eval_count": stats.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(stats.prompt_seconds),
+        "eval_count": stats.generated_tokens,
+        "eval_duration": _nanoseconds(stats.decode_seconds),
+        "context": None if asked.is_raw else delta.tokens,
+        "prompt_cached_count": stats.cached_tokens,
+        "dropped_messages": dropped,
+    }
+    reason = delta.done_reason or "stop"
+    known = {name: value for name, value in values.items() if value}
+    return {**_end(asked.model, piece, reason), **known}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _merged(chunks: Iterable[Chunk]) -> Chunk:
+    """One object in place of a stream: texts and logprobs joined, the last chunk's statistics."""
+    texts: list[str] = []
+    logprobs: list[Any] = []
+    merged: Chunk = {}
+    for chunk in chunks:
+        if "progress" in chunk:
+            continue
+        texts.append(chunk["response"] if "response" in chunk else chunk["message"]["content"])
+        logprobs += chunk.get("logprobs", [])
+        merged = chunk
+    piece = _text_piece if "response" in merged else _message_piece
+    merged = {**merged, **piece("".join(texts))}
+    return {**merged, "logprobs": logprobs} if logprobs else merged

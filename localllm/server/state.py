@@ -1,0 +1,34 @@
+"""What the handlers share: the daemon, the catalog, the secret, how to end the server."""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from localllm.catalog import Catalog
+from localllm.config import Settings
+from localllm.daemon import Daemon
+
+SECRET_HEADER = "x-localllm-secret"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Set once, when the application is made."""
+
+    settings: Settings
+    daemon: Daemon
+    catalog: Catalog
+    secret: str
+    stop: Callable[[], None]
+
+    def is_trusted(self, request: Request) -> bool:
+        """Whether the caller can read the data folder, and so is the user this daemon runs as."""
+        given = request.headers.get(SECRET_HEADER, "")
+        return hmac.compare_digest(given.encode(), self.secret.encode())
+
+
+def state_of(request: Request) -> State:
+    state: State = request.app.state.localllm
+    return state

@@ -1,0 +1,76 @@
+"""One piece of work for a model, as a stream of events: loading, started, deltas.
+
+What every dialect's handler runs; it turns the events into its own chunks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
+
+from localllm.daemon import Daemon, Lease, Target
+from localllm.messages import Delta, Generate, Loading
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request for a model; without `request` the model is only loaded."""
+
+    target: Target
+    keep_alive: float | None
+    request: Generate | None
+    wants_progress: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The model is loaded and the request has begun."""
+
+    load_seconds: float
+
+
+Event = Loading | Started | Delta
+
+
+async def run(daemon: Daemon, job: Job) -> AsyncIterator[Event]:
+    """Do the job. Closing the iterator cancels whatever it is waiting for."""
+    async with AsyncExitStack() as stack:
+        if job.wants_progress:
+            news: asyncio.Queue[Loading] = asyncio.Queue()
+            context = daemon.lease(job.target, job.keep_alive, news.put_nowait)
+            entering = asyncio.create_task(stack.enter_async_context(context))
+            try:
+                async for loading in _until_done(entering, news):
+                    yield loading
+            finally:
+                await _abandon(entering)
+            lease = entering.result()
+        else:
+            lease = await stack.enter_async_context(daemon.lease(job.target, job.keep_alive))
+        yield Started(lease.load_seconds)
+        if job.request is None:
+            return
+        async with aclosing(lease.generate(job.request)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                yield delta
+
+
+async def _until_done(
+    entering: asyncio.Task[Lease], news: asyncio.Queue[Loading]
+) -> AsyncIterator[Loading]:
+    """What happens until the task is done."""
+    while not entering.done():
+        getting = asyncio.create_task(news.get())
+        try:
+            await asyncio.wait({entering, getting}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                yield getting.result()
+        finally:
+            getting.cancel()
+
+
+async def _abandon(task: asyncio.Task[Lease]) -> None:
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

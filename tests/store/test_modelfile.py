@@ -1,0 +1,84 @@
+import pytest
+
+from localllm.errors import BadRequest
+from localllm.modelfile import Modelfile, decode, parse_modelfile, write_modelfile
+from localllm.store import Recipe
+
+EXAMPLE = '''
+# a comment
+FROM ./x.gguf
+parameter temperature 0.5
+PARAMETER top_k 20
+PARAMETER stop "<|im_end|>"
+PARAMETER stop a # not a comment
+PARAMETER penalize_newline true
+SYSTEM """You are
+"terse".
+"""
+LICENSE "MIT"
+LICENSE """
+Two
+"""
+MESSAGE user hi there
+MESSAGE assistant """hello
+you"""
+'''
+
+
+def test_all_instructions_are_read() -> None:
+    assert parse_modelfile(EXAMPLE) == Modelfile(
+        base="./x.gguf",
+        system='You are\n"terse".\n',
+        parameters={"temperature": 0.5, "top_k": 20, "stop": ["<|im_end|>", "a # not a comment"]},
+        messages=[
+            {"role": "user", "content": "hi there"},
+            {"role": "assistant", "content": "hello\nyou"},
+        ],
+        licenses=["MIT", "\nTwo\n"],
+    )
+
+
+def test_instructions_that_are_not_supported_are_named() -> None:
+    assert parse_modelfile("FROM x\nADAPTER ./a.gguf\nPARSER p").unsupported == [
+        "ADAPTER",
+        "PARSER",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no FROM line"),
+        ("SYSTEM hi", "no FROM line"),
+        ("FROM x\nFOO bar", r'\(line 2\): command must be one of "from"'),
+        ("FROM x\nMESSAGE tool x", r"\(line 2\): message role must be one of"),
+        ("FROM x\nPARAMETER top_k", r"\(line 2\): unexpected EOF"),
+        ("FROM x\nPARAMETER top_k many", r"invalid int value \[many\]"),
+        ("FROM x\nPARAMETER temperature hot", r"invalid float value \[hot\]"),
+        ("FROM x\nPARAMETER warmth 1", "unknown parameter 'warmth'"),
+        ('FROM x\nSYSTEM """open\n', r"\(line 2\): unexpected EOF"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        parse_modelfile(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings_with_a_mark_are_read(encoding: str) -> None:
+    assert decode("FROM x é".encode(encoding)) == "FROM x é"
+
+
+def test_written_modelfile_makes_the_same_recipe() -> None:
+    recipe = Recipe(
+        system="Be\nbrief.",
+        parameters={"temperature": 0.5, "stop": ["a b", '"']},
+        messages=[{"role": "user", "content": "x\ny"}],
+        licenses=["MIT"],
+    )
+    text = write_modelfile("m:latest", "/blobs/sha256-00", recipe)
+    assert "# FROM m:latest\n\nFROM /blobs/sha256-00\n" in text
+    found = parse_modelfile(text)
+    assert found.system == recipe.system
+    assert found.messages == recipe.messages
+    assert found.parameters["temperature"] == 0.5
