@@ -16,9 +16,9 @@ A *program* is an array of records, `RECORD_SLOTS` int64 each:
     7          0
 
 All threads run the records in order, with a barrier between them except after a JOINED one; a
-record without items costs a few nanoseconds. A kernel is called as kernel(args, first, last, scratch) and must
-not depend on how items are dealt. A count may be written by an earlier record, provided that no
-record between that one and this had the same count.
+record without items costs a few nanoseconds. A kernel is called as kernel(args, first, last,
+scratch) and must not depend on how items are dealt. A count may be written by an earlier record,
+provided that no record between that one and this had the same count.
 
 Claiming is right where a chunk takes 50 microseconds or more, beside a busy process, and for
 unequal cores.
@@ -42,7 +42,6 @@ from kernels_cpu.simd import slot
 from kernels_cpu.threads import (
     atomic_add,
     atomic_load,
-    atomic_store,
     call_kernel,
     lock,
     nanoseconds,
