@@ -2,14 +2,27 @@
 
 Items are ROWS_PER_ITEM rows each, the last one maybe fewer: `num_items(rows)` whatever the number
 of tokens. A call packs the activations before it starts, and repeats its rows for every 16 tokens:
-deal out chunks of several items, about 128 KB of weights.
+deal out chunks of several items, about 128 KB of weights. `read_bandwidth` takes the same arguments
+and only reads the weights.
 """
 
 import numpy as np
 
 from kernels_cpu.kernel import Kernel
+from kernels_cpu.rows_codebook import (
+    row_product_iq4_nl,
+    row_product_iq4_xs,
+    row_product_mxfp4,
+)
 from kernels_cpu.rows_emitter import NUM_SLOTS, ROWS_PER_ITEM, Slot
-from kernels_cpu.rows_k import row_product_q4_k, row_product_q6_k
+from kernels_cpu.rows_float import row_product_bf16, row_product_f16, row_product_f32
+from kernels_cpu.rows_k import (
+    row_product_q2_k,
+    row_product_q3_k,
+    row_product_q4_k,
+    row_product_q5_k,
+    row_product_q6_k,
+)
 from kernels_cpu.rows_legacy import (
     row_product_q4_0,
     row_product_q4_1,
@@ -17,17 +30,34 @@ from kernels_cpu.rows_legacy import (
     row_product_q5_1,
     row_product_q8_0,
 )
+from kernels_cpu.rows_read import read_bandwidth
 
-__all__ = ["ROWS_PER_ITEM", "ROW_PRODUCTS", "Slot", "num_items", "row_arguments"]
+__all__ = [
+    "ROWS_PER_ITEM",
+    "ROW_PRODUCTS",
+    "Slot",
+    "num_items",
+    "read_bandwidth",
+    "row_arguments",
+]
 
 ROW_PRODUCTS: dict[str, Kernel] = {
+    "F32": row_product_f32,
+    "F16": row_product_f16,
+    "BF16": row_product_bf16,
     "Q4_0": row_product_q4_0,
     "Q4_1": row_product_q4_1,
     "Q5_0": row_product_q5_0,
     "Q5_1": row_product_q5_1,
     "Q8_0": row_product_q8_0,
+    "Q2_K": row_product_q2_k,
+    "Q3_K": row_product_q3_k,
     "Q4_K": row_product_q4_k,
+    "Q5_K": row_product_q5_k,
     "Q6_K": row_product_q6_k,
+    "IQ4_NL": row_product_iq4_nl,
+    "IQ4_XS": row_product_iq4_xs,
+    "MXFP4": row_product_mxfp4,
 }
 
 

@@ -74,11 +74,20 @@ class Layout(Protocol):
     record_bytes                packed activations of one token for one unit
     """
 
-    unit_values: int
-    unit_bytes: int
-    block_values: int
-    block_bytes: int
-    record_bytes: int
+    @property
+    def unit_values(self) -> int: ...
+
+    @property
+    def unit_bytes(self) -> int: ...
+
+    @property
+    def block_values(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def record_bytes(self) -> int: ...
 
     def pack(self, e: Ir, x: "Activations", record: Value) -> None:
         """Write the record of one token and unit."""

@@ -27,6 +27,9 @@ PAIR_ORDER = tuple(
 # Q6_K: 64 bytes hold groups 8h to 8h + 3 in low and 8h + 4 to 8h + 7 in high nibbles.
 SIX_ORDER = tuple(tuple(8 * h + 4 * high + i for i in range(4)) for h in (0, 1) for high in (0, 1))
 
+# Q2_K, Q3_K: 64 bytes hold groups 2p, 2p + 1, 8 + 2p, 9 + 2p in bits 2p and 2p + 1.
+TWO_ORDER = tuple(tuple(8 * (i // 2) + 2 * p + i % 2 for i in range(4)) for p in range(4))
+
 
 def half_at(e: Ir, address: Value) -> Value:
     """float32 [16] of the half float at an address."""
@@ -101,8 +104,78 @@ def unpack_q6_k(e: Ir, unit: Value) -> Unit:
     return Unit(transposed(e, vectors), scale)
 
 
+def unpack_q5_k(e: Ir, unit: Value) -> Unit:
+    v, w = (e.load(e.at(unit, 48 + 64 * h), codes) for h in (0, 1))
+    fifth = twice(e, e.at(unit, 16))
+    # Bit j of these bytes belongs to sub-block j.
+    nibbles = (low_nibbles(e, v), low_nibbles(e, w), high_nibbles(e, v), high_nibbles(e, w))
+    left = ([4, 4, 2, 2], [0, 0, -2, -2], [3, 3, 1, 1], [-1, -1, -3, -3])
+    vectors = [
+        e.b.or_(n, bits_of(e, fifth, moves, 0x10)) for n, moves in zip(nibbles, left, strict=True)
+    ]
+    return Unit(transposed(e, vectors), *scale_and_bias(e, unit))
+
+
+def spread_dwords(e: Ir, v: Value, shifts: list[int], mask: int) -> list[Value]:
+    """Result j: dword j of each 128-bit lane four times, moved right by `shifts` and masked."""
+    words, results = e.b.bitcast(v, ints), []
+    for j in range(4):
+        copies = e.shuffle(words, [4 * i + j for i in range(4) for _ in range(4)])
+        moved = e.b.lshr(copies, ir.Constant(ints, shifts * 4))
+        results.append(e.b.and_(e.b.bitcast(moved, codes), e.const(mask, codes)))
+    return results
+
+
+def unpack_q2_k(e: Ir, unit: Value) -> Unit:
+    vectors = spread_dwords(e, e.load(e.at(unit, 16), codes), [0, 2, 4, 6], 3)
+    both = e.b.zext(e.load(unit, vec(i8, 16)), ints)
+    both = pick(e, both, lambda g: g, TWO_ORDER)
+    scale = e.b.uitofp(e.b.and_(both, e.const(15, ints)), floats)
+    minimum = e.b.uitofp(e.b.lshr(both, e.const(4, ints)), floats)
+    minus = e.b.fneg(half_at(e, e.at(unit, 82)))
+    scale = e.b.fmul(scale, half_at(e, e.at(unit, 80)))
+    return Unit(vectors, scale, e.b.fmul(minimum, minus))
+
+
+def q3_k_scales(e: Ir, address: Value) -> Value:
+    """int32 [16]: six bits each, from 12 bytes."""
+    b = e.b
+    s, t, upper = (e.load(e.at(address, 4 * k), i32) for k in range(3))
+    v = e.undef(vec(i32, 4))
+    for k, word in enumerate((s, t, s, t)):
+        low = b.and_(b.lshr(word, e.const(k // 2 * 4, i32)), e.const(0x0F0F0F0F, i32))
+        high = b.and_(b.lshr(upper, e.const(2 * k, i32)), e.const(0x03030303, i32))
+        both = b.or_(low, b.shl(high, e.const(4, i32)))
+        v = b.insert_element(v, both, e.const(k, i32))
+    return b.zext(b.bitcast(v, vec(i8, 16)), ints)
+
+
+def unpack_q3_k(e: Ir, unit: Value) -> Unit:
+    low = spread_dwords(e, e.load(e.at(unit, 32), codes), [0, 2, 4, 6], 3)
+    # Bit s (second half: 4 + s) of the mask belongs to group s of 32: now it is bit 2 + s.
+    mask = shifted(e, twice(e, unit), [2, 2, -2, -2])
+    high = spread_dwords(e, mask, [0, 1, 2, 3], 4)
+    vectors = [e.b.or_(x, y) for x, y in zip(low, high, strict=True)]
+    signed = e.b.sub(q3_k_scales(e, e.at(unit, 96)), e.const(32, ints))
+    scale = pick(e, e.b.sitofp(signed, floats), lambda g: g, TWO_ORDER)
+    return Unit(vectors, e.b.fmul(scale, half_at(e, e.at(unit, 108))))
+
+
+Q2_K = ByteLayout(256, 84, TWO_ORDER, None, False, unpack_q2_k)
+Q3_K = ByteLayout(256, 110, TWO_ORDER, 4, False, unpack_q3_k)
+Q5_K = ByteLayout(256, 176, PAIR_ORDER, None, False, unpack_q5_k)
 Q4_K = ByteLayout(256, 144, PAIR_ORDER, None, False, unpack_q4_k)
 Q6_K = ByteLayout(256, 210, SIX_ORDER, 32, False, unpack_q6_k)
+
+
+@emits(4)
+def q2_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    emit_row_product(e, Q2_K, args, first, last, scratch)
+
+
+@emits(4)
+def q3_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    emit_row_product(e, Q3_K, args, first, last, scratch)
 
 
 @emits(4)
@@ -111,17 +184,40 @@ def q4_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
 
 
 @emits(4)
+def q5_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    emit_row_product(e, Q5_K, args, first, last, scratch)
+
+
+@emits(4)
 def q6_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
     emit_row_product(e, Q6_K, args, first, last, scratch)
 
 
 @kernel
-def row_product_q4_k(args, first, last, scratch):
+def row_product_q2_k(args: int, first: int, last: int, scratch: int) -> None:
+    """Arguments: rows_emitter.Slot. Block: 16 x (scale, minimum) of 4 bits, bit pairs, d, dmin."""
+    q2_k(args, first, last, scratch)
+
+
+@kernel
+def row_product_q3_k(args: int, first: int, last: int, scratch: int) -> None:
+    """Arguments: rows_emitter.Slot. Block: third bits, bit pairs, 16 scales of 6 bits, d f16."""
+    q3_k(args, first, last, scratch)
+
+
+@kernel
+def row_product_q4_k(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: d, dmin f16, 8 x (scale, minimum) of 6 bits, nibbles."""
     q4_k(args, first, last, scratch)
 
 
 @kernel
-def row_product_q6_k(args, first, last, scratch):
+def row_product_q5_k(args: int, first: int, last: int, scratch: int) -> None:
+    """Arguments: rows_emitter.Slot. Block: as Q4_K, with 32 bytes of fifth bits."""
+    q5_k(args, first, last, scratch)
+
+
+@kernel
+def row_product_q6_k(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: nibbles, upper two bits, 16 signed scales, d f16."""
     q6_k(args, first, last, scratch)

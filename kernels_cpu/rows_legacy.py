@@ -122,30 +122,30 @@ def q8_0(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
 
 
 @kernel
-def row_product_q4_0(args, first, last, scratch):
+def row_product_q4_0(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: d f16, 16 bytes of nibbles n; d * (n - 8)."""
     q4_0(args, first, last, scratch)
 
 
 @kernel
-def row_product_q4_1(args, first, last, scratch):
+def row_product_q4_1(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: d f16, m f16, 16 bytes of nibbles n; d * n + m."""
     q4_1(args, first, last, scratch)
 
 
 @kernel
-def row_product_q5_0(args, first, last, scratch):
+def row_product_q5_0(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: d f16, dword of fifth bits, nibbles; d * (q - 16)."""
     q5_0(args, first, last, scratch)
 
 
 @kernel
-def row_product_q5_1(args, first, last, scratch):
+def row_product_q5_1(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: d f16, m f16, fifth bits, nibbles; d * q + m."""
     q5_1(args, first, last, scratch)
 
 
 @kernel
-def row_product_q8_0(args, first, last, scratch):
+def row_product_q8_0(args: int, first: int, last: int, scratch: int) -> None:
     """Arguments: rows_emitter.Slot. Block: d f16, 32 signed bytes q; d * q."""
     q8_0(args, first, last, scratch)

@@ -2,7 +2,8 @@
 
 An emitter is a function over an `Ir`; `emits` turns it into a Numba intrinsic that a kernel calls. Python loops in an
 emitter unroll. All vector IR here is portable (LLVM legalises any width for any target); the exceptions, and the only
-places that name an ISA, are `Ir.dot4`, `Ir.half_to_float`, `Ir.float_to_half` and the tile calls of `amx.py`.
+places that name an ISA, are `Ir.dot4`, `Ir.lookup`, `Ir.half_to_float`, `Ir.float_to_half` and the tile calls of
+`amx.py`.
 
 Arithmetic is exact about order: no fast-math anywhere, multiply-add is `llvm.fma`, sums are explicit shuffle trees.
 """
@@ -199,6 +200,24 @@ class Ir:
             acc = self.b.add(acc, self.shuffle(product, range(j, 4 * n, 4)))
         return acc
 
+    def lookup(self, table: Sequence[int], v: Value) -> Value:
+        """Bytes table[i] for <n x i8> indices i in 0..15; n is a multiple of 64."""
+        if isa() == "generic":
+            result = self.const(table[0], v.type)
+            for i in range(1, 16):
+                here = self.b.icmp_unsigned("==", v, self.const(i, v.type))
+                result = self.b.select(here, self.const(table[i], v.type), result)
+            return result
+        n, name = 32, "avx2.pshuf.b"
+        if isa() in ("amx", "avx512"):
+            n, name = 64, "avx512.pshuf.b.512"
+        entries = ir.Constant(vec(i8, n), list(table) * (n // 16))
+        parts = [
+            self.call(f"llvm.x86.{name}", entries.type, entries, self.slice(v, k, n))
+            for k in range(0, v.type.count, n)
+        ]
+        return self.concat(*parts)
+
     def half_to_float(self, v: Value) -> Value:
         """f32 of half floats given as i16 or <n x i16> bits; exact."""
         n = v.type.count if isinstance(v.type, ir.VectorType) else 0
@@ -265,15 +284,19 @@ def mangle(type_: ir.Type) -> str:
     return {ir.HalfType: "f16", ir.FloatType: "f32", ir.DoubleType: "f64"}[type(type_)]
 
 
-def emits(num_args: int, result: Any = None) -> Callable[[Callable[..., Value]], Any]:
+def emits(
+    num_args: int, result: Any = None, arguments: Sequence[Any] | None = None
+) -> Callable[[Callable[..., Value]], Any]:
     """Make an intrinsic over int64 arguments of an emitter `f(ir, *args)`.
 
-    `result` is the Numba type of what the emitter returns (None: nothing).
+    `result` is the Numba type of what the emitter returns (None: nothing), `arguments` those of its
+    arguments where they are not all int64.
     """
+    argument_types = arguments or [types.int64] * num_args
     names = ", ".join(f"a{i}" for i in range(num_args))
 
     def wrap(emitter: Callable[..., Value]) -> Any:
-        signature = (types.void if result is None else result)(*[types.int64] * num_args)
+        signature = (types.void if result is None else result)(*argument_types)
 
         def typed(typing_context: Any, *args: Any) -> Any:
             def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:

@@ -21,13 +21,20 @@ HALVES = {
     "Q5_0": (0,),
     "Q5_1": (0, 2),
     "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
 }
 FLOATS = {"F32": "<f4", "F16": "<f2"}
 ROWS, TOKENS = 37, 19
-# Sums of up to 4,096 float32 products relative to the sum of their sizes; integers are exact.
+# Of float32 sums, relative to the sum of the sizes of their terms; sums of integers are exact.
 TOLERANCE = 3e-7
+# Below the normal numbers float32 is coarse.
+SMALLEST = 1e-37
 
 Bytes = NDArray[np.uint8]
 Float32s = NDArray[np.float32]
@@ -168,7 +175,7 @@ def check_products_equal_exact_ones() -> None:
             product = some_product(name, cols)
             expected, size = product.exact()
             error = np.abs(product.run(0, TOKENS) - expected)
-            assert (error <= TOLERANCE * size).all(), (name, cols, (error / size).max())
+            assert (error <= TOLERANCE * size + SMALLEST).all(), (name, cols)
 
 
 def check_a_token_is_the_same_in_any_bundle() -> None:
