@@ -7,6 +7,7 @@ Not here: special tokens (tokenizer.py), the regular expressions (pretokenizers.
 """
 
 import re
+from operator import concat
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -56,6 +57,12 @@ class RankMerger:
         ids = self.model.encode(pieces, is_pretokenized=True, add_special_tokens=False).ids
         return ids
 
+    def words(self, text: str) -> list[str]:
+        """Where `text` is cut before merging (for a look at what a pre-tokenizer does)."""
+        pieces = _group_digits(text) if self.pre.group_digits else [text]
+        cut = self.model.pre_tokenizer.pre_tokenize_str
+        return [piece[a:b] for piece in pieces for _, (a, b) in cut(piece)]
+
     def byte_id(self, byte: int) -> int | None:
         """The token of one byte that is not part of any character."""
         if self.pre.byte_level:
@@ -77,27 +84,39 @@ def _group_digits(text: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def _model(vocabulary: Vocabulary, metadata: Metadata, pre: PreTokenizer) -> BPE:
-    # A merge is two texts joined by a space; only the first text may begin with one.
-    merges = [
-        (line[:cut], line[cut + 1 :])
-        for line in metadata.strs(KEY + "merges")
+def _merges(lines: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The halves of each merge: two texts joined by a space; only the first may begin with one.
+
+    The package crashes on halves or results that are no tokens; such merges could never apply.
+    """
+    halves = " ".join(lines).split(" ")
+    lefts, rights = halves[::2], halves[1::2]
+    # The usual file, checked without a Python loop: there are hundreds of thousands of merges.
+    if len(halves) == 2 * len(lines) and "" not in halves and ids.keys() >= set(halves):
+        if all(map(ids.__contains__, map(concat, lefts, rights))):
+            return list(zip(lefts, rights, strict=True))
+    return [
+        (left, right)
+        for line in lines
         if (cut := line.find(" ", 1)) > 0
+        and (left := line[:cut]) in ids
+        and (right := line[cut + 1 :]) in ids
+        and left + right in ids
     ]
+
+
+def _model(vocabulary: Vocabulary, metadata: Metadata, pre: PreTokenizer) -> BPE:
     ids = vocabulary.ids
+    merges = _merges(metadata.strs(KEY + "merges"), ids)
     unknown = vocabulary.unknown_id
-    options = {
-        "ignore_merges": pre.ignore_merges,
-        "fuse_unk": not pre.byte_level,
-        "byte_fallback": not pre.byte_level,
-        "unk_token": None if pre.byte_level or unknown is None else vocabulary.texts[unknown],
-    }
     try:
-        return BPE(ids, merges, **options)
-    except Exception:
-        # The package refuses merges of texts that are no tokens; they can never apply.
-        known = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-    try:
-        return BPE(ids, known, **options)
+        return BPE(
+            ids,
+            merges,
+            ignore_merges=pre.ignore_merges,
+            fuse_unk=not pre.byte_level,
+            byte_fallback=not pre.byte_level,
+            unk_token=None if pre.byte_level or unknown is None else vocabulary.texts[unknown],
+        )
     except Exception as error:
         raise BadFile(f"{metadata.path}: its vocabulary cannot be used: {error}") from None

@@ -1,0 +1,38 @@
+"""Small vocabularies, written as GGUF files and read back like any model's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFWriter
+
+from localllm.gguf import GgufFile
+from localllm.metadata import Metadata
+
+MakeMetadata = Callable[[dict[str, Any]], Metadata]
+
+
+@pytest.fixture
+def make_metadata(tmp_path: Path) -> MakeMetadata:
+    """Metadata with the given `tokenizer.` keys."""
+
+    def make(values: dict[str, Any]) -> Metadata:
+        path = tmp_path / "vocabulary.gguf"
+        writer = GGUFWriter(path, "llama")
+        for key, value in values.items():
+            if isinstance(value, bool):
+                writer.add_bool(f"tokenizer.{key}", value)
+            elif isinstance(value, int):
+                writer.add_uint32(f"tokenizer.{key}", value)
+            elif isinstance(value, str):
+                writer.add_string(f"tokenizer.{key}" if key != "name" else "general.name", value)
+            else:
+                writer.add_array(f"tokenizer.{key}", value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return GgufFile.open(path).metadata
+
+    return make
