@@ -90,7 +90,7 @@ class Engine:
         self.batches = BatchBuilder(backend, self.max_length)
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
-        self._outbox: dict[int, tuple[Sink, list[Output]]] = {}
+        self._outbox: dict[Sink, list[Output]] = {}
         self._wake = threading.Condition()
         self._submitted: list[Sequence] = []
         self._cancelled: list[str] = []
@@ -342,15 +342,14 @@ class Engine:
         self.pool.forget()
 
     def _emit(self, sequence: Sequence, output: Output) -> None:
-        sink = sequence.sink
-        self._outbox.setdefault(id(sink), (sink, []))[1].append(output)
+        self._outbox.setdefault(sequence.sink, []).append(output)
 
     def _deliver(self) -> None:
         """Call every sink that has outputs, once."""
         if not self._outbox:
             return
         outbox, self._outbox = self._outbox, {}
-        for sink, outputs in outbox.values():
+        for sink, outputs in outbox.items():
             try:
                 sink(outputs)
             except Exception:

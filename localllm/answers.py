@@ -1,0 +1,192 @@
+"""From the engine's tokens to the text that clients get.
+
+One worker thread per model turns what a step gave into text deltas, so that the engine thread never
+waits for text, and hands them out once per step to each sink. A stop string ends the answer: the
+engine is told to cancel, and what it computed beyond is never seen.
+
+Not here: prompts (prompts.py), the wire (runner.py, server/).
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from localllm.engine.engine import Engine
+from localllm.engine.sequence import Output, Request, Stats
+from localllm.errors import BadRequest
+from localllm.text.stream import Detokenizer, StopMatcher
+from localllm.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its text (bytes may be part of a character) and its natural log-probability.
+
+    alternatives  the likeliest tokens at that place, descending; theirs are empty
+    """
+
+    token: int
+    text: bytes
+    logprob: float
+    alternatives: list["TokenLogprob"] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """What became known about one request; the last one has a `done_reason` or an `error`.
+
+    text           to be appended; may be empty
+    tokens         new ids, the end token included
+    prompt_done    prompt tokens computed so far, while that goes on; of prompt_total
+    done_reason    "stop", "length" or "cancelled"
+    """
+
+    request_id: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_done: int | None = None
+    prompt_total: int = 0
+    done_reason: str | None = None
+    stats: Stats | None = None
+    error: str | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.done_reason is not None or self.error is not None
+
+
+TextSink = Callable[[list[TextDelta]], None]
+
+
+class Answer:
+    """The text state of one request."""
+
+    def __init__(
+        self,
+        request: Request,
+        sink: TextSink,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        end_ids: frozenset[int],
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.tokenizer = tokenizer
+        self.detokenizer = Detokenizer(tokenizer)
+        self.matcher = StopMatcher(stops)
+        self.end_ids = end_ids
+        self.num_tokens = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.matcher.stopped is not None
+
+    def take(self, output: Output) -> TextDelta | None:
+        """The delta of one output; None when there is nothing to tell."""
+        delta = TextDelta(output.request_id, prompt_total=len(self.request.tokens))
+        delta.prompt_done = output.prompt_done
+        if output.token is not None and not self.is_stopped:
+            self._take_token(delta, output, output.token)
+        if output.finish_reason is not None:
+            self._finish(delta, output)
+        elif self.is_stopped and not delta.tokens:
+            return None
+        return delta
+
+    def _take_token(self, delta: TextDelta, output: Output, token: int) -> None:
+        self.num_tokens += 1
+        delta.tokens.append(token)
+        if output.logprob is not None:
+            delta.logprobs.append(self._logprob(output, token, output.logprob))
+        if output.finish_reason != "stop" and token not in self.end_ids:
+            delta.text = self.matcher.push(self.detokenizer.push(token))
+
+    def _finish(self, delta: TextDelta, output: Output) -> None:
+        delta.text += self.matcher.push(self.detokenizer.finish())
+        if not self.is_stopped:
+            delta.text += self.matcher.finish()
+        delta.stats = output.stats
+        if delta.stats is not None:
+            delta.stats.generated_tokens = self.num_tokens
+        if output.finish_reason == "error" and not self.is_stopped:
+            delta.error = output.error or "the model failed"
+        else:
+            delta.done_reason = "stop" if self.is_stopped else output.finish_reason
+
+    def _logprob(self, output: Output, token: int, logprob: float) -> TokenLogprob:
+        spell = self.tokenizer.token_bytes
+        alternatives = [TokenLogprob(t, spell(t), x) for t, x in output.top_logprobs or ()]
+        return TokenLogprob(token, spell(token), logprob, alternatives)
+
+
+class AnswerWorker:
+    """The thread between an engine and the clients of its text."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._answers: dict[str, Answer] = {}
+        self._queue: queue.SimpleQueue[list[Output] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hand out what the engine has said, then stop; the engine is closed before."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: Request, stops: Sequence[str], sink: TextSink) -> None:
+        """Start a request; `sink` is called on the worker thread, once per step for all its own.
+
+        Raises what `Engine.submit` raises.
+        """
+        if request.request_id in self._answers:
+            raise BadRequest(f"the request id {request.request_id} is in use")
+        end_ids = request.stop_ids
+        if not request.params.ignore_eog:
+            end_ids = end_ids | self.engine.eog_ids
+        answer = Answer(request, sink, self.tokenizer, stops, end_ids)
+        self._answers[request.request_id] = answer
+        try:
+            self.engine.submit(request, self._queue.put)
+        except Exception:
+            del self._answers[request.request_id]
+            raise
+
+    def _run(self) -> None:
+        while (outputs := self._queue.get()) is not None:
+            try:
+                self._handle(outputs)
+            except Exception:
+                log.exception("text of a step was lost")
+
+    def _handle(self, outputs: list[Output]) -> None:
+        """Turn a step's outputs into deltas and call every sink once."""
+        batches: dict[TextSink, list[TextDelta]] = {}
+        for output in outputs:
+            answer = self._answers.get(output.request_id)
+            if answer is None:
+                continue
+            was_stopped = answer.is_stopped
+            delta = answer.take(output)
+            if answer.is_stopped and not was_stopped and output.finish_reason is None:
+                self.engine.cancel(output.request_id)
+            if output.finish_reason is not None:
+                del self._answers[output.request_id]
+            if delta is not None:
+                batches.setdefault(answer.sink, []).append(delta)
+        for sink, deltas in batches.items():
+            try:
+                sink(deltas)
+            except Exception:
+                log.exception("a client failed; its requests are cancelled")
+                for delta in deltas:
+                    self.engine.cancel(delta.request_id)

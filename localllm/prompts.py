@@ -1,0 +1,155 @@
+"""From a request's text or messages to the token ids of its prompt, within the context.
+
+Nothing is cut in silence: old messages are dropped only where the request allows it, the answer
+says how many, and what is too long all the same is refused with both numbers.
+
+Not here: how templates and tokenizers work (text/), answers (answers.py).
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.errors import BadRequest
+from localllm.sampling import SamplingParams
+from localllm.text.template import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+KEPT_ROLES = ("system", "developer")
+SMALLEST_CONTEXT = 4
+MAX_CONTEXTS = 10  # times the context, after which an endless answer ends
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A request for text: `messages` for the chat template, or `prompt` as it is.
+
+    tokens        ids that stand before `prompt` (an earlier exchange), or are all of it
+    tools, variables   for the template
+    stop          texts that end the answer and are not part of it
+    num_ctx       most positions; None: the model's limit
+    truncate      drop the oldest messages when they do not fit, instead of refusing
+    shift, num_keep   as in `engine.Request`; a negative num_keep keeps the whole prompt
+    """
+
+    request_id: str
+    prompt: str = ""
+    messages: Sequence[Message] | None = None
+    tokens: Sequence[int] = ()
+    tools: Sequence[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    params: SamplingParams = field(default_factory=SamplingParams)
+    stop: Sequence[str] = ()
+    num_ctx: int | None = None
+    truncate: bool = True
+    shift: bool = False
+    num_keep: int = 0
+    exact: bool = False
+    cache_prompt: bool = True
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and how many old messages had to go for them to fit."""
+
+    tokens: list[int]
+    dropped_messages: int = 0
+
+
+class PromptBuilder:
+    """Renders and tokenises; one at a time, from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self._lock = threading.Lock()
+
+    def build(self, request: TextRequest, limit: int) -> Prompt:
+        """The prompt of at most `limit` - 1 tokens, so that an answer has room.
+
+        Raises BadRequest, with both numbers, when it cannot be made to fit.
+        """
+        with self._lock:
+            if request.messages is None:
+                prompt = Prompt(self._raw(request))
+            else:
+                prompt = self._chat(request, request.messages, limit)
+        if len(prompt.tokens) >= limit:
+            raise BadRequest(
+                f"the prompt has {len(prompt.tokens)} tokens and the context holds {limit}, the "
+                "answer included; shorten the prompt or raise num_ctx"
+            )
+        return prompt
+
+    def render(self, request: TextRequest) -> str:
+        """The text that the template makes of the messages."""
+        if request.messages is None:
+            return request.prompt
+        with self._lock:
+            return self.template.render(
+                list(request.messages), tools=request.tools, **request.variables
+            )
+
+    def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
+        with self._lock:
+            return self.tokenizer.encode(text, parse_special=parse_special)
+
+    def _raw(self, request: TextRequest) -> list[int]:
+        """Exactly one BOS where the model wants one, then `tokens`, then the prompt's ids."""
+        tokenizer = self.tokenizer
+        ids = list(request.tokens)
+        if request.prompt:
+            ids += tokenizer.encode(request.prompt, parse_special=True)
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            ids.insert(0, tokenizer.bos_id)
+        return ids
+
+    def _chat(self, request: TextRequest, messages: Sequence[Message], limit: int) -> Prompt:
+        """All messages if they fit, else the newest that do, system messages always with them."""
+        if not messages:
+            raise BadRequest("messages: there is none to answer")
+        tokens = self._encode(request, list(messages))
+        if len(tokens) < limit or not request.truncate:
+            return Prompt(tokens)
+        least, most = 1, len(messages) - 1
+        best = Prompt(self._encode(request, without_oldest(messages, most)), most)
+        while least < most:
+            dropped = (least + most) // 2
+            tokens = self._encode(request, without_oldest(messages, dropped))
+            if len(tokens) < limit:
+                best, most = Prompt(tokens, dropped), dropped
+            else:
+                least = dropped + 1
+        kept = len(without_oldest(messages, best.dropped_messages))
+        return Prompt(best.tokens, len(messages) - kept)
+
+    def _encode(self, request: TextRequest, messages: list[Message]) -> list[int]:
+        return self.template.encode(messages, tools=request.tools, **request.variables)
+
+
+def without_oldest(messages: Sequence[Message], count: int) -> list[Message]:
+    """The messages without the first `count`, of which system messages stay.
+
+    A tool's result whose call is gone goes with it; the last message always stays.
+    """
+    kept = [m for m in messages[:count] if m.get("role") in KEPT_ROLES]
+    rest = list(messages[count:])
+    while len(rest) > 1 and rest[0].get("role") == "tool":
+        del rest[0]
+    return kept + rest
+
+
+def bounded(params: SamplingParams, num_ctx: int, *, shift: bool) -> tuple[int, bool]:
+    """(num_predict, shift) such that every answer ends.
+
+    -1 ends at a full context, or with shift after ten contexts; -2 fills the context.
+    """
+    if params.num_predict == -2:
+        return -1, False
+    if not shift:
+        return params.num_predict, False
+    most = MAX_CONTEXTS * num_ctx
+    return (most if params.num_predict < 0 else min(params.num_predict, most)), True
