@@ -243,7 +243,8 @@ def test_preflight_is_answered(server: Server) -> None:
 def test_busy_daemon_answers_health_at_once_and_refuses_to_shut_down(server: Server) -> None:
     body = {"model": "tiny", "prompt": "forever"}
     with server.http.stream("POST", "/api/generate", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         other = httpx.Client(base_url=server.url)
         with other:
             assert other.get("/health").status_code == 200
