@@ -7,7 +7,7 @@ Not here: special tokens (tokenizer.py), the regular expressions (pretokenizers.
 """
 
 import re
-from operator import concat
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -84,39 +84,46 @@ def _group_digits(text: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def _merges(lines: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The halves of each merge: two texts joined by a space; only the first may begin with one.
-
-    The package crashes on halves or results that are no tokens; such merges could never apply.
-    """
-    halves = " ".join(lines).split(" ")
-    lefts, rights = halves[::2], halves[1::2]
-    # The usual file, checked without a Python loop: there are hundreds of thousands of merges.
-    if len(halves) == 2 * len(lines) and "" not in halves and ids.keys() >= set(halves):
-        if all(map(ids.__contains__, map(concat, lefts, rights))):
-            return list(zip(lefts, rights, strict=True))
-    return [
-        (left, right)
-        for line in lines
-        if (cut := line.find(" ", 1)) > 0
-        and (left := line[:cut]) in ids
-        and (right := line[cut + 1 :]) in ids
-        and left + right in ids
-    ]
-
-
 def _model(vocabulary: Vocabulary, metadata: Metadata, pre: PreTokenizer) -> BPE:
     ids = vocabulary.ids
-    merges = _merges(metadata.strs(KEY + "merges"), ids)
+    lines = metadata.strs(KEY + "merges")
     unknown = vocabulary.unknown_id
+    options = {
+        "ignore_merges": pre.ignore_merges,
+        "fuse_unk": not pre.byte_level,
+        "byte_fallback": not pre.byte_level,
+        "unk_token": None if pre.byte_level or unknown is None else vocabulary.texts[unknown],
+    }
+    # Checking the hundreds of thousands of merges of a sound file would double the time to build.
+    model = _try_model(ids, _halves(lines), options)
+    if model is None:
+        model = _try_model(ids, _known_halves(lines, ids), options)
+    if model is None:
+        raise BadFile(f"{metadata.path}: its vocabulary and merges do not fit together")
+    return model
+
+
+def _try_model(
+    ids: dict[str, int], merges: list[tuple[str, str]], options: dict[str, Any]
+) -> BPE | None:
+    """None if the package refuses the merges, or panics: it does both when one is of no tokens."""
     try:
-        return BPE(
-            ids,
-            merges,
-            ignore_merges=pre.ignore_merges,
-            fuse_unk=not pre.byte_level,
-            byte_fallback=not pre.byte_level,
-            unk_token=None if pre.byte_level or unknown is None else vocabulary.texts[unknown],
-        )
-    except Exception as error:
-        raise BadFile(f"{metadata.path}: its vocabulary cannot be used: {error}") from None
+        return BPE(ids, merges, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        # A panic of the package is no Exception; its class cannot be imported.
+        return None
+
+
+def _halves(lines: list[str]) -> list[tuple[str, str]]:
+    """A merge is two texts joined by a space; only the first may begin with one."""
+    halves = " ".join(lines).split(" ")
+    if len(halves) == 2 * len(lines):
+        return list(zip(halves[::2], halves[1::2], strict=True))
+    return [(line[:cut], line[cut + 1 :]) for line in lines if (cut := line.find(" ", 1)) > 0]
+
+
+def _known_halves(lines: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The merges of tokens to a token: the others can never apply."""
+    return [(a, b) for a, b in _halves(lines) if a in ids and b in ids and a + b in ids]

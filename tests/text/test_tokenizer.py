@@ -179,7 +179,7 @@ def test_decode_leaves_control_tokens_out_unless_asked(marked: Tokenizer) -> Non
 
 def test_end_set_has_the_declared_and_the_well_known_tokens(make_metadata: MakeMetadata) -> None:
     extra = [("<|im_end|>", NORMAL), ("<|eom|>", CONTROL), ("<fin>", CONTROL), ("</s>", NORMAL)]
-    values = byte_level(extra, **{"ggml.eom_token_id": 257, "ggml.eos_token_id": 258})
+    values = byte_level(extra, **{"ggml.eom_token_id": 258, "ggml.eos_token_id": 259})
     tokenizer = load_tokenizer(make_metadata(values))
     assert {tokenizer.vocabulary.texts[i] for i in tokenizer.eog_ids} == {t for t, _ in extra}
     assert specials(tokenizer, tokenizer.encode("<|im_end|></s>", parse_special=False)) == []
@@ -198,7 +198,7 @@ def test_bos_is_wanted_when_the_file_or_its_kind_says_so(make_metadata: MakeMeta
     bos = [("<s>", CONTROL)]
 
     def wants(**keys: object) -> bool:
-        values = byte_level(bos, **{"ggml.bos_token_id": 256, **keys})
+        values = byte_level(bos, **{"ggml.bos_token_id": 257, **keys})
         return load_tokenizer(make_metadata(values)).add_bos
 
     assert not wants()
@@ -224,7 +224,7 @@ def test_unknown_kinds_are_refused_by_name(make_metadata: MakeMetadata) -> None:
 
 def test_tables_of_different_length_are_refused(make_metadata: MakeMetadata) -> None:
     values = byte_level([]) | {"ggml.token_type": [NORMAL]}
-    with pytest.raises(BadFile, match="token_type has 1 values for 256 tokens"):
+    with pytest.raises(BadFile, match="token_type has 1 values for 257 tokens"):
         load_tokenizer(make_metadata(values))
     values = score_based({"a": 0.0}) | {"ggml.scores": [0.0, 1.0]}
     with pytest.raises(BadFile, match="scores has 2 values for 260 tokens"):

@@ -12,14 +12,14 @@ def byte_level(
 ) -> dict[str, Any]:
     """A byte-level vocabulary: the bytes, the results of `merges`, then `extra` (text, kind)."""
     tokens = [(char, NORMAL) for char in BYTE_TO_CHAR]
-    tokens += [(merge.replace(" ", ""), NORMAL) for merge in merges]
+    tokens += [(merge.replace(" ", ""), NORMAL) for merge in merges or ["Ġ a"]]
     tokens += extra
     return {
         "ggml.model": "gpt2",
         "ggml.pre": "gpt-2",
         "ggml.tokens": [text for text, _ in tokens],
         "ggml.token_type": [kind for _, kind in tokens],
-        "ggml.merges": list(merges) or ["Ġ Ġ"],
+        "ggml.merges": list(merges) or ["Ġ a"],
         **keys,
     }
 
