@@ -175,7 +175,9 @@ class Store:
         files, digest = _fingerprint(paths)
         blob = self._blob(digest)
         reference = self._references / blob.name
-        if reference.is_file() or not blob.is_file():
+        try:
+            self.file_of(digest, digest)
+        except StoreError:
             blob.parent.mkdir(parents=True, exist_ok=True)
             blob.unlink(missing_ok=True)
             if len(paths) == 1:

@@ -183,7 +183,7 @@ def test_path_runs_for_who_knows_the_secret_only(server: Server) -> None:
 
 
 def test_file_that_changed_is_refused_with_a_clear_error(server: Server) -> None:
-    path = write_model(server.folder / "changing.gguf")
+    path = write_model(server.folder / "changing.gguf", context_length=78)
     server.create("changing", **{"from": str(path)})
     os.utime(path, (1, 1))
     answer = server.post("/api/generate", model="changing", prompt="hi")

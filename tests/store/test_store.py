@@ -95,6 +95,17 @@ def test_file_that_changed_is_refused_until_created_again(store: Store, model_fi
     assert store.model_file(model).read_bytes() == model_file.read_bytes()
 
 
+def test_another_file_of_the_same_content_changes_nothing(
+    store: Store, model_file: Path, tmp_path: Path
+) -> None:
+    model = create(store, "tiny", model_file)
+    other = tmp_path / "other.gguf"
+    other.write_bytes(model_file.read_bytes())
+    create(store, "other", other)
+    os.utime(other, ns=(1, 1))
+    assert store.model_file(model).samefile(model_file)
+
+
 def test_parts_of_a_split_file_are_one_layer(store: Store, tmp_path: Path) -> None:
     parts = [tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
     for part in parts:
