@@ -51,6 +51,11 @@ def _bf16(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None
 
 
 @emits(4)
+def _q4_0(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["Q4_0"])
+
+
+@emits(4)
 def _q4_1(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
     panel_product(e, args, first, last, scratch, FORMATS["Q4_1"])
 
@@ -61,8 +66,23 @@ def _q5_0(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None
 
 
 @emits(4)
+def _q5_1(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["Q5_1"])
+
+
+@emits(4)
 def _q8_0(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
     panel_product(e, args, first, last, scratch, FORMATS["Q8_0"])
+
+
+@emits(4)
+def _q2_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["Q2_K"])
+
+
+@emits(4)
+def _q3_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["Q3_K"])
 
 
 @emits(4)
@@ -71,8 +91,28 @@ def _q4_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None
 
 
 @emits(4)
+def _q5_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["Q5_K"])
+
+
+@emits(4)
 def _q6_k(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
     panel_product(e, args, first, last, scratch, FORMATS["Q6_K"])
+
+
+@emits(4)
+def _iq4_nl(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["IQ4_NL"])
+
+
+@emits(4)
+def _iq4_xs(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["IQ4_XS"])
+
+
+@emits(4)
+def _mxfp4(e: Ir, args: Value, first: Value, last: Value, scratch: Value) -> None:
+    panel_product(e, args, first, last, scratch, FORMATS["MXFP4"])
 
 
 @kernel
@@ -91,6 +131,11 @@ def panel_product_bf16(args: int, first: int, last: int, scratch: int) -> None:
 
 
 @kernel
+def panel_product_q4_0(args: int, first: int, last: int, scratch: int) -> None:
+    _q4_0(args, first, last, scratch)
+
+
+@kernel
 def panel_product_q4_1(args: int, first: int, last: int, scratch: int) -> None:
     _q4_1(args, first, last, scratch)
 
@@ -101,8 +146,23 @@ def panel_product_q5_0(args: int, first: int, last: int, scratch: int) -> None:
 
 
 @kernel
+def panel_product_q5_1(args: int, first: int, last: int, scratch: int) -> None:
+    _q5_1(args, first, last, scratch)
+
+
+@kernel
 def panel_product_q8_0(args: int, first: int, last: int, scratch: int) -> None:
     _q8_0(args, first, last, scratch)
+
+
+@kernel
+def panel_product_q2_k(args: int, first: int, last: int, scratch: int) -> None:
+    _q2_k(args, first, last, scratch)
+
+
+@kernel
+def panel_product_q3_k(args: int, first: int, last: int, scratch: int) -> None:
+    _q3_k(args, first, last, scratch)
 
 
 @kernel
@@ -111,17 +171,45 @@ def panel_product_q4_k(args: int, first: int, last: int, scratch: int) -> None:
 
 
 @kernel
+def panel_product_q5_k(args: int, first: int, last: int, scratch: int) -> None:
+    _q5_k(args, first, last, scratch)
+
+
+@kernel
 def panel_product_q6_k(args: int, first: int, last: int, scratch: int) -> None:
     _q6_k(args, first, last, scratch)
+
+
+@kernel
+def panel_product_iq4_nl(args: int, first: int, last: int, scratch: int) -> None:
+    _iq4_nl(args, first, last, scratch)
+
+
+@kernel
+def panel_product_iq4_xs(args: int, first: int, last: int, scratch: int) -> None:
+    _iq4_xs(args, first, last, scratch)
+
+
+@kernel
+def panel_product_mxfp4(args: int, first: int, last: int, scratch: int) -> None:
+    _mxfp4(args, first, last, scratch)
 
 
 PANEL_PRODUCTS: dict[str, Kernel] = {
     "F32": panel_product_f32,
     "F16": panel_product_f16,
     "BF16": panel_product_bf16,
+    "Q4_0": panel_product_q4_0,
     "Q4_1": panel_product_q4_1,
     "Q5_0": panel_product_q5_0,
+    "Q5_1": panel_product_q5_1,
     "Q8_0": panel_product_q8_0,
+    "Q2_K": panel_product_q2_k,
+    "Q3_K": panel_product_q3_k,
     "Q4_K": panel_product_q4_k,
+    "Q5_K": panel_product_q5_k,
     "Q6_K": panel_product_q6_k,
+    "IQ4_NL": panel_product_iq4_nl,
+    "IQ4_XS": panel_product_iq4_xs,
+    "MXFP4": panel_product_mxfp4,
 }

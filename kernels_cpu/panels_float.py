@@ -19,7 +19,7 @@ from kernels_cpu.panels_tile import (
     smaller,
 )
 from kernels_cpu.simd import Ir, Value, f32, i16, i32, vec
-from kernels_cpu.unpack import Blocks
+from kernels_cpu.unpack_blocks import Blocks
 
 DEPTH = 128
 PIECE_BYTES = 16

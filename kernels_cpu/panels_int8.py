@@ -22,7 +22,7 @@ from kernels_cpu.panels_tile import (
     smaller,
 )
 from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
-from kernels_cpu.unpack import GROUP, LANES, STEP_BYTES, Blocks, Format, PanelBlock
+from kernels_cpu.unpack_blocks import GROUP, LANES, STEP_BYTES, Blocks, Format, PanelBlock
 
 DEPTH = 512
 PREPARED_BYTES = DEPTH // 16 * 4
