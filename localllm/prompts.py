@@ -18,7 +18,6 @@ from localllm.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 KEPT_ROLES = ("system", "developer")
-SMALLEST_CONTEXT = 4
 MAX_CONTEXTS = 10  # times the context, after which an endless answer ends
 
 

@@ -54,7 +54,8 @@ class Engine:
     identity     what the KV depends on beside the tokens (model digest, KV type), for the cache
     num_ctx      most positions of a sequence; None: what the pool and the model hold
     max_running  most sequences in a step; max_waiting: most requests in the queue (then `Busy`)
-    chunk        fixed number of prompt tokens a step; None: adapted to the measured times
+    chunk        known tokens that each sequence computes in a step; None: prompts are cut after
+                 the measured times
     """
 
     def __init__(

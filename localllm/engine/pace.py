@@ -15,7 +15,7 @@ WEIGHT = 0.3  # of the newest measurement in the running means
 class Pace:
     """Running means of step times, and the chunk that follows from them.
 
-    fixed   a chunk size that is not adapted
+    fixed   a chunk for every sequence by itself, prompt and generated tokens alike; not adapted
     """
 
     def __init__(self, max_tokens: int, fixed: int | None = None) -> None:
@@ -27,7 +27,7 @@ class Pace:
     def chunk(self, *, decoding: bool) -> int:
         """Most prompt tokens for the next step; `decoding`: it also has generated tokens."""
         if self.fixed is not None:
-            return min(self.fixed, self.max_tokens)
+            return self.max_tokens
         if self.prompt_token_seconds is None:
             return min(FLOOR if decoding else 2 * FLOOR, self.max_tokens)
         seconds = ALONE_SECONDS

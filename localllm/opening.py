@@ -1,0 +1,208 @@
+"""From an open file to an engine: how much KV it gets, which backend, which kernels.
+
+Not here: text (runtime.py), what the parts do.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
+from localllm.config import Settings
+from localllm.engine.engine import Engine
+from localllm.errors import BadRequest, LocalLLMError, OutOfMemory
+from localllm.gguf import GgufFile
+from localllm.models import read_spec
+from localllm.models.spec import KVGroup, ModelSpec
+
+Progress = Callable[[str, int, int], None]
+
+BACKENDS = ("cpu", "reference")
+KV_BYTES = 2  # float16
+MAX_TOKENS = 512  # of a step
+MAX_ROWS = 64
+# Positions that a pool holds where memory allows it; a longer context takes what it needs.
+POOL_POSITIONS = 32 * 1024
+# Shares of the memory that is free beside the weights.
+POOL_SHARE, ASKED_SHARE = 0.25, 0.8
+SMALLEST_CONTEXT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a command may choose beyond the settings.
+
+    digest    of the file, where it is known; it goes into the prefix cache's hashes
+    chunk     a fixed number of known tokens that a sequence computes in a step
+    max_rows  most tokens of a step whose logits are wanted
+    """
+
+    backend: str = "cpu"
+    digest: str = ""
+    chunk: int | None = None
+    max_rows: int = MAX_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """Most positions of a sequence, and blocks of each group's pool."""
+
+    num_ctx: int
+    num_blocks: tuple[int, ...]
+    num_bytes: int
+
+
+def block_bytes(group: KVGroup) -> int:
+    """One block of a group: keys and values of all its layers."""
+    return 2 * KV_BYTES * BLOCK_SIZE * len(group.layers) * group.num_kv_heads * group.head_dim
+
+
+def plan_kv(
+    groups: tuple[KVGroup, ...], trained: int, asked: int | None, free: int, num_parallel: int
+) -> KVPlan:
+    """How much KV a model gets.
+
+    trained  positions the model was trained for; asked: what the user wants, None for automatic
+    free     bytes of memory beside the weights
+    A pool is committed as it is used, so its size is a bound and costs nothing by itself.
+    Raises OutOfMemory if the context that was asked for does not fit.
+    """
+    num_ctx = min(max(asked, SMALLEST_CONTEXT), trained) if asked else min(trained, POOL_POSITIONS)
+
+    def sizes(positions: int) -> tuple[int, ...]:
+        full = -(-positions // BLOCK_SIZE) + 1
+        return tuple(min(full, window_blocks(g, num_parallel)) for g in groups)
+
+    def cost(positions: int) -> int:
+        return sum(n * block_bytes(g) for n, g in zip(sizes(positions), groups))
+
+    positions = max(num_ctx, min(POOL_POSITIONS, num_parallel * num_ctx))
+    while positions > num_ctx and cost(positions) > POOL_SHARE * free:
+        positions = max(num_ctx, positions // 2)
+    while asked is None and num_ctx > 2048 and cost(positions) > POOL_SHARE * free:
+        num_ctx = positions = num_ctx // 2
+    if cost(positions) > ASKED_SHARE * free:
+        raise OutOfMemory(
+            f"a context of {num_ctx} needs {cost(positions) / 1e9:.1f} GB and {free / 1e9:.1f} GB "
+            "are free; ask for a smaller num_ctx"
+        )
+    return KVPlan(num_ctx, sizes(positions), cost(positions))
+
+
+def window_blocks(group: KVGroup, num_parallel: int) -> int:
+    """Most blocks that make sense for a group: its running sequences, and as much again cached."""
+    if group.window is None:
+        return 1 << 30
+    return 2 * num_parallel * ((group.window + MAX_TOKENS) // BLOCK_SIZE + 2)
+
+
+def open_engine(
+    file: GgufFile,
+    settings: Settings,
+    options: EngineOptions,
+    eog_ids: frozenset[int] = frozenset(),
+    progress: Progress | None = None,
+) -> Engine:
+    """The engine of an open file, with its backend, not yet started."""
+    spec = read_spec(file, settings.context_length)
+    weight_bytes = sum(t.nbytes for t in file.tensors.values())
+    plan = plan_kv(
+        spec.kv_groups,
+        spec.context_length,
+        settings.context_length,
+        free_memory(weight_bytes, settings.weights),
+        settings.num_parallel,
+    )
+    sizes = BackendOptions(
+        num_blocks=plan.num_blocks,
+        table_width=-(-plan.num_ctx // BLOCK_SIZE) + 1,
+        max_tokens=MAX_TOKENS,
+        max_rows=max(options.max_rows, settings.num_parallel),
+        max_segments=max(MAX_ROWS, settings.num_parallel),
+        threads=settings.threads,
+        weights=settings.weights,
+        progress=progress,
+    )
+    return Engine(
+        open_backend(options.backend, file, spec, sizes, settings),
+        eog_ids=eog_ids,
+        identity=identity_of(file, options.digest, options.backend),
+        num_ctx=plan.num_ctx,
+        max_running=settings.num_parallel,
+        max_waiting=settings.max_queue,
+        chunk=options.chunk,
+    )
+
+
+def free_memory(weight_bytes: int, weights: str) -> int:
+    """Bytes left for KV once the weights are where they will be."""
+    available: int = psutil.virtual_memory().available
+    # Mapped weights can be dropped and read again, but a model that does so all the time is slow.
+    return max(available - weight_bytes, available // 8) if weights != "mapped" else available
+
+
+def identity_of(file: GgufFile, digest: str, backend: str) -> bytes:
+    """What tells this model's KV from any other's."""
+    if not digest:
+        stat = os.stat(file.path)
+        digest = f"{file.path}:{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+    return f"{digest}:{backend}:f16".encode()
+
+
+def open_backend(
+    name: str, file: GgufFile, spec: ModelSpec, options: BackendOptions, settings: Settings
+) -> Backend:
+    """The backend of that name. Raises BadRequest for an unknown one."""
+    if name == "reference":
+        from localllm.backends.reference import ReferenceBackend
+
+        return ReferenceBackend(file, spec, options)
+    if name == "cpu":
+        configure_kernels(settings)
+        from localllm.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(file, spec, options)
+    raise BadRequest(f"unknown backend {name!r}; one of {', '.join(BACKENDS)}")
+
+
+def configure_kernels(settings: Settings) -> None:
+    """Choose the instruction set and the kernel cache of this process, before Numba is imported.
+
+    A runner's parent has set Numba's variables already; here they are set for an engine in the
+    caller's own process, for the import only. Raises LocalLLMError if Numba is already there and
+    another level is asked for than the one it was imported for.
+    """
+    from kernels_cpu import isa
+
+    level = settings.isa or isa.detect(settings.cache_dir)
+    if level not in isa.available(settings.cache_dir):
+        raise LocalLLMError(f"this machine cannot run the instruction set level {level!r}")
+    wanted = isa.environment_for(level, os.environ)
+    cpu, features = wanted.get("NUMBA_CPU_NAME"), wanted.get("NUMBA_CPU_FEATURES")
+    if "numba" not in sys.modules:
+        before = dict(os.environ)
+        replace_environment(wanted)
+        try:
+            import numba  # noqa: F401
+        finally:
+            replace_environment(before)
+    from numba import config
+
+    found = (config.CPU_NAME, config.CPU_FEATURES)
+    if settings.isa is not None and cpu is not None and found != (cpu, features):
+        raise LocalLLMError(
+            f"Numba was imported before localllm, so the level {level!r} cannot be chosen; start "
+            "the process with LOCALLLM_ISA unset, or use the model before anything else uses Numba"
+        )
+    import kernels_cpu
+
+    kernels_cpu.configure(settings.cache_dir, level)
+
+
+def replace_environment(values: dict[str, str]) -> None:
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    os.environ.update(values)
