@@ -1,7 +1,7 @@
-"""Logits after every token of a sequence: the window into the engine that tests and checks look through.
+"""Logits after every token of a sequence: the window that tests and checks look through.
 
-The tokens go through scheduler and block pool like any request, as prompt or as generated tokens, in
-chunks of any size, beside other sequences; all of which must change no bit of the result.
+The tokens go through scheduler and block pool like any request, as prompt or as generated tokens,
+in chunks of any size, beside other sequences; all of which must change no bit of the result.
 """
 
 import threading
@@ -61,7 +61,7 @@ def write_logits(
     settings: Settings,
     progress: Progress | None = None,
 ) -> None:
-    """Write float32 [T, vocab] to the .npy file `out`, row by row, for the T ids of the file `ids`."""
+    """Write float32 [T, vocab] to the .npy file `out`, as rows come, for the T ids in `ids`."""
     tokens = load_ids(ids)
     with GgufFile.open(model) as file:
         engine = open_for_rows(file, len(tokens), options, settings, progress)
@@ -98,20 +98,20 @@ def open_for_rows(
     settings: Settings,
     progress: Progress | None = None,
 ) -> Engine:
-    """An engine that gives the logits of all tokens of a step; not started."""
+    """A running engine that gives the logits of all tokens of a step."""
     spare = BESIDE_POSITIONS if options.beside else 0
     settings = replace(settings, context_length=length + spare, num_parallel=1 + options.beside)
     chunk = options.tokens_per_step
     engine_options = EngineOptions(
         options.backend, chunk=chunk, max_rows=min(chunk, 512) + options.beside + 1
     )
-    return open_engine(file, settings, engine_options, progress=progress)
+    return open_engine(file, settings, engine_options, progress=progress).start()
 
 
 def observe(
     engine: Engine, tokens: list[int], observer: LogitsObserver, options: LogitsOptions
 ) -> None:
-    """Run the tokens through the engine, which this starts; `observer` sees all their logits.
+    """Run the tokens through the engine; `observer` sees the logits after every one, in order.
 
     Raises LocalLLMError if the engine reports one.
     """
@@ -134,7 +134,6 @@ def observe(
         observer=observer,
     )
     engine.submit(request, watch)
-    engine.start()
     is_over.wait()
     if ends[0].error is not None:
         raise LocalLLMError(ends[0].error)
