@@ -16,7 +16,7 @@ from localllm.engine.sequence import Request
 from localllm.errors import LocalLLMError
 from localllm.gguf import GgufFile
 from localllm.opening import SMALLEST_CONTEXT, EngineOptions, Progress, open_engine
-from localllm.prompts import PromptBuilder, TextRequest, bounded
+from localllm.prompts import Prompt, PromptBuilder, TextRequest, bounded
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -76,16 +76,17 @@ class LoadedModel:
         pool = sum(n * size for n, size in zip(backend.num_blocks, backend.kv_bytes_per_block))
         return sum(t.nbytes for t in self.file.tensors.values()) + pool
 
-    def start(self, request: TextRequest, sink: TextSink) -> int:
-        """Build the prompt and submit; `sink` gets deltas once per step, on the answer thread.
+    def start(self, request: TextRequest, sink: TextSink) -> None:
+        """Build the prompt and submit. Raises BadRequest, Busy or Cancelled."""
+        self.submit(request, self.prepare(request), sink)
 
-        Returns how many old messages were dropped to make the prompt fit.
-        Raises BadRequest, Busy or Cancelled.
-        """
-        limit = self.context_length
-        if request.num_ctx is not None:
-            limit = min(limit, max(request.num_ctx, SMALLEST_CONTEXT))
-        prompt = self.prompts.build(request, limit)
+    def prepare(self, request: TextRequest) -> Prompt:
+        """The request's prompt within its context. Raises BadRequest if it cannot be."""
+        return self.prompts.build(request, self._limit(request))
+
+    def submit(self, request: TextRequest, prompt: Prompt, sink: TextSink) -> None:
+        """Queue it; `sink` gets deltas once per step for all its requests, on the answer thread."""
+        limit = self._limit(request)
         num_predict, shift = bounded(request.params, limit, shift=request.shift)
         keep = len(prompt.tokens) if request.num_keep < 0 else request.num_keep
         self.answers.submit(
@@ -103,7 +104,11 @@ class LoadedModel:
             request.stop,
             sink,
         )
-        return prompt.dropped_messages
+
+    def _limit(self, request: TextRequest) -> int:
+        if request.num_ctx is None:
+            return self.context_length
+        return min(self.context_length, max(request.num_ctx, SMALLEST_CONTEXT))
 
     def stream(self, request: TextRequest) -> Iterator[TextDelta]:
         """The deltas of one request, on the caller's thread; leaving the loop cancels it.
