@@ -25,35 +25,34 @@ from kernels_cpu.attention_math import (
     load_int,
     load_kv,
     num_lanes,
-    prefetch_lines,
     quotient,
     sums_of_lanes,
     zeros,
 )
 from kernels_cpu.kernel import kernel
-from kernels_cpu.simd import Ir, Value, emits, f32, i32, slot, vec
+from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
 
 BLOCK, SPLIT = a.BLOCK, a.SPLIT
 SCORES_BYTES = 4 * SPLIT  # of one head
-HEAD_TILES = (4, 2, 1)  # heads that share the loads of K and V
+HEAD_TILES = (4, 3, 2, 1)  # heads that share the loads of K and V
+AHEAD_BYTES = 1 << 14  # from what is read to what is prefetched
 
 
 def head_tiles(e: Ir, group: Value) -> list[tuple[int, Value, Value]]:
     """(heads, number of tiles, first head) for each size of tile; together all heads."""
-    tiles, first = [], e.const(0)
-    for heads in HEAD_TILES:
-        left = e.b.sub(group, first)
-        shift = heads.bit_length() - 1
-        count = e.b.lshr(left, e.const(shift))
-        tiles.append((heads, count, first))
-        first = e.b.add(first, e.b.shl(count, e.const(shift)))
+    most = HEAD_TILES[0]
+    whole, rest = e.b.udiv(group, e.const(most)), e.b.urem(group, e.const(most))
+    tiles = [(most, whole, e.const(0))]
+    for heads in HEAD_TILES[1:]:
+        is_rest = e.b.zext(e.b.icmp_unsigned("==", rest, e.const(heads)), i64)
+        tiles.append((heads, is_rest, e.mul(whole, most)))
     return tiles
 
 
 @emits(4)
 def load_queries(e: Ir, args: Value, source: Value, target: Value, group: Value) -> None:
     """q * factor of `group` heads, each padded with zeros to a multiple of 16."""
-    head_dim = e.load(e.at(args, 8 * a.HEAD_DIM), ir.IntType(64))
+    head_dim = e.load(e.at(args, 8 * a.HEAD_DIM), i64)
     factor = broadcast(e, e.at(args, 8 * a.QUERY_FACTOR), 8)
     row = padded(e, head_dim)
     with e.loop(group) as head:
@@ -71,29 +70,44 @@ def padded(e: Ir, head_dim: Value) -> Value:
     return e.b.and_(e.b.add(head_dim, e.const(15)), e.const(-16))
 
 
-@emits(5)
+@emits(6)
 def score_positions(
-    e: Ir, k: Value, q: Value, scores: Value, head_dim: Value, group: Value
+    e: Ir, k: Value, q: Value, scores: Value, head_dim: Value, group: Value, ahead: Value
 ) -> None:
-    """Scores of as many positions from `k` on as there are lanes, for all heads."""
+    """Scores of as many positions from `k` on as there are lanes, for all heads.
+
+    ahead  bytes from what is read to what is prefetched
+    """
     n = lanes()
     row = e.mul(padded(e, head_dim), 4)
     for heads, count, first in head_tiles(e, group):
-        width = n // heads
-        with e.loop(count) as tile, e.loop(e.const(heads)) as part:
+        width = positions_together(heads)
+        with e.loop(count) as tile, e.loop(e.const(n // width)) as part:
             head = e.b.add(first, e.mul(tile.index, heads))
             position = e.mul(part.index, width)
             keys = e.at(k, e.mul(e.mul(position, head_dim), 2))
-            sums = dot_products(e, keys, e.at(q, e.mul(head, row)), row, head_dim, heads)
+            far = only_first(e, head, ahead)
+            sums = dot_products(e, keys, e.at(q, e.mul(head, row)), row, head_dim, heads, far)
             for h in range(heads):
                 to = e.at(scores, e.mul(e.b.add(head, e.const(h)), SCORES_BYTES))
                 e.store(e.slice(sums, h * width, width), e.at(to, e.mul(position, 4)), align=4)
 
 
-def dot_products(e: Ir, k: Value, q: Value, q_row: Value, head_dim: Value, heads: int) -> Value:
-    """Dot products of `heads` queries with lanes / heads positions; lane = (head, position)."""
-    n = lanes()
-    width = n // heads
+def positions_together(heads: int) -> int:
+    """Positions whose dot products with `heads` queries are summed up in the lanes of a vector."""
+    return lanes() // (4 if heads == 3 else heads)
+
+
+def only_first(e: Ir, head: Value, ahead: Value) -> Value:
+    """The first tile of heads prefetches; the others would ask for the same lines again."""
+    return e.b.select(e.b.icmp_unsigned("==", head, e.const(0)), ahead, e.const(0))
+
+
+def dot_products(
+    e: Ir, k: Value, q: Value, q_row: Value, head_dim: Value, heads: int, ahead: Value
+) -> Value:
+    """Dot products of `heads` queries with positions; lane = (head, position)."""
+    n, width = lanes(), positions_together(heads)
     sums = [[e.variable(zeros(e, n)) for _ in range(width)] for _ in range(heads)]
 
     def add(offset: Value, size: int) -> None:
@@ -101,7 +115,9 @@ def dot_products(e: Ir, k: Value, q: Value, q_row: Value, head_dim: Value, heads
             e.load(e.at(q, e.mul(q_row, h), e.mul(offset, 4)), vec(f32, n), 4) for h in range(heads)
         ]
         for p in range(width):
-            x = load_kv(e, e.at(k, e.mul(e.b.add(e.mul(head_dim, p), offset), 2)), size)
+            key = e.at(k, e.mul(e.b.add(e.mul(head_dim, p), offset), 2))
+            e.prefetch(e.at(key, ahead))
+            x = load_kv(e, key, size)
             if size < n:
                 x = e.concat(x, zeros(e, n - size))
             for h in range(heads):
@@ -114,7 +130,8 @@ def dot_products(e: Ir, k: Value, q: Value, q_row: Value, head_dim: Value, heads
         has_rest = e.b.icmp_unsigned("!=", e.b.and_(head_dim, e.const(8)), e.const(0))
         with e.b.if_then(has_rest):
             add(e.mul(whole, n), 8)
-    return sums_of_lanes(e, [e.get(s) for head in sums for s in head])
+    totals = [e.get(s) for head in sums for s in head]
+    return sums_of_lanes(e, totals + [zeros(e, n)] * (n - len(totals)))
 
 
 @emits(2)
@@ -164,46 +181,43 @@ def largest_lane(e: Ir, v: Value) -> Value:
     return e.b.extract_element(v, e.const(0, i32))
 
 
-@emits(6)
+@emits(7)
 def weigh_values(
-    e: Ir, v: Value, weights: Value, states: Value, count: Value, head_dim: Value, group: Value
+    e: Ir,
+    v: Value,
+    weights: Value,
+    states: Value,
+    count: Value,
+    head_dim: Value,
+    group: Value,
+    ahead: Value,
 ) -> None:
     """state += weight * V over `count` positions from `v` on, for all heads.
 
     weights  of the first position and head
+    ahead    bytes from what is read to what is prefetched
     """
     n = lanes()
     wide = 4 if n == 16 else 2
     whole = e.b.lshr(head_dim, e.const(n.bit_length() - 1))
     num_wide = e.b.lshr(whole, e.const(wide.bit_length() - 1))
-    num_single = e.b.and_(whole, e.const(wide - 1))
-    rest = e.b.lshr(e.b.and_(head_dim, e.const(n - 1)), e.const(3))
+    slices = [(wide, n, num_wide), (1, n, e.b.and_(whole, e.const(wide - 1)))]
+    if n == 16:
+        slices.append((1, 8, e.b.lshr(e.b.and_(head_dim, e.const(8)), e.const(3))))
     state_bytes = e.mul(e.b.add(head_dim, e.const(16)), 4)
     for heads, tiles, first in head_tiles(e, group):
         with e.loop(tiles) as tile:
             head = e.b.add(first, e.mul(tile.index, heads))
+            far = only_first(e, head, ahead)
             w = e.at(weights, e.mul(head, SCORES_BYTES))
-            to = [
-                e.at(states, e.mul(e.b.add(head, e.const(h)), state_bytes), 64)
-                for h in range(heads)
-            ]
+            state = e.at(states, e.mul(head, state_bytes), 64)
             done = e.const(0)
-            for vectors, size, repeats in ((wide, n, num_wide), (1, n, num_single), (1, 8, rest)):
-                if n == 8 and size == 8 and repeats is rest:
-                    continue
+            for vectors, size, repeats in slices:
                 with e.loop(repeats) as part:
                     d = e.b.add(done, e.mul(part.index, vectors * size))
-                    weigh_slice(
-                        e,
-                        v,
-                        w,
-                        [e.at(s, e.mul(d, 4)) for s in to],
-                        d,
-                        count,
-                        head_dim,
-                        vectors,
-                        size,
-                    )
+                    to = [e.at(state, e.mul(state_bytes, h), e.mul(d, 4)) for h in range(heads)]
+                    rows = e.at(v, e.mul(d, 2))
+                    weigh_slice(e, rows, w, to, count, e.mul(head_dim, 2), vectors, size, far)
                 done = e.b.add(done, e.mul(repeats, vectors * size))
 
 
@@ -212,28 +226,28 @@ def weigh_slice(
     v: Value,
     w: Value,
     to: list[Value],
-    d: Value,
     count: Value,
-    head_dim: Value,
+    row_bytes: Value,
     vectors: int,
     size: int,
+    ahead: Value,
 ) -> None:
-    """to[head][i] += sum over positions of w[head][position] * v[position][d + i]."""
+    """to[head][i] += sum over positions of w[head][position] * v[position][i]."""
     floats = vec(f32, size)
-    places = [(h, j) for h in range(len(to)) for j in range(vectors)]
-    sums = {}
-    for h, j in places:
-        sums[h, j] = e.variable(zeros(e, size))
-        e.set(sums[h, j], e.load(e.at(to[h], 4 * size * j), floats, 4))
+    places = [[e.at(t, 4 * size * j) for j in range(vectors)] for t in to]
+    sums = [[e.variable(e.load(p, floats, 4)) for p in head] for head in places]
     with e.loop(count) as position:
-        row = e.at(v, e.mul(e.b.add(e.mul(position.index, head_dim), d), 2))
+        row = e.at(v, e.b.mul(position.index, row_bytes))
+        for offset in range(0, 2 * size * vectors, 64):
+            e.prefetch(e.at(row, offset, ahead))
         values = [load_kv(e, e.at(row, 2 * size * j), size) for j in range(vectors)]
-        for h in range(len(to)):
+        for h, head in enumerate(sums):
             weight = broadcast(e, e.at(w, h * SCORES_BYTES, e.mul(position.index, 4)), size)
-            for j in range(vectors):
-                e.set(sums[h, j], e.fma(values[j], weight, e.get(sums[h, j])))
-    for h, j in places:
-        e.store(e.get(sums[h, j]), e.at(to[h], 4 * size * j), align=4)
+            for value, total in zip(values, head, strict=True):
+                e.set(total, e.fma(value, weight, e.get(total)))
+    for head, totals in zip(places, sums, strict=True):
+        for place, total in zip(head, totals, strict=True):
+            e.store(e.get(total), place, align=4)
 
 
 @emits(2)
@@ -283,6 +297,29 @@ def finish(e: Ir, state: Value, out: Value, head_dim: Value) -> None:
 
 
 @njit
+def block_offset(args: int, table: int, kv_head: int, block: int) -> int:
+    """Offset of one head's part of a sequence's block in K and in V."""
+    index = load_int(table + 4 * block) * slot(args, a.NUM_KV_HEADS) + kv_head
+    return index * 2 * BLOCK * slot(args, a.HEAD_DIM)
+
+
+@njit
+def upcoming(args: int, table: int, kv_head: int, first: int, end: int, index: int) -> int:
+    """Address of what is read `index` blocks after a split has begun.
+
+    A split reads K of blocks [first, end), then V of them; the next head often follows.
+    """
+    num_blocks = end - first
+    if index < num_blocks:
+        return slot(args, a.K) + block_offset(args, table, kv_head, first + index)
+    if index < 2 * num_blocks:
+        return slot(args, a.V) + block_offset(args, table, kv_head, end - 2 * num_blocks + index)
+    head = min(kv_head + 1, slot(args, a.NUM_KV_HEADS) - 1)
+    block = min(first + index - 2 * num_blocks, end - 1)
+    return slot(args, a.K) + block_offset(args, table, head, block)
+
+
+@njit
 def attend_split(
     args: int,
     q: int,
@@ -295,42 +332,35 @@ def attend_split(
 ) -> None:
     """States of one split for the query heads of one KV head; `table`: the sequence's blocks."""
     group, head_dim = slot(args, a.GROUP), slot(args, a.HEAD_DIM)
-    num_kv_heads, window = slot(args, a.NUM_KV_HEADS), slot(args, a.WINDOW)
+    window = slot(args, a.WINDOW)
     base = split * SPLIT
     end = min(position + 1, base + SPLIT)
-    first = base
-    if window > 0:
-        first = max(first, position - window + 1)
-    block_bytes = 2 * BLOCK * head_dim
-    first_block, end_block = quotient(first, BLOCK), quotient(end + BLOCK - 1, BLOCK)
+    low = max(base, position - window + 1) if window > 0 else base
+    first_block, end_block = quotient(low, BLOCK), quotient(end + BLOCK - 1, BLOCK)
+    distance = quotient(AHEAD_BYTES, 2 * BLOCK * head_dim)
     step = num_lanes()
-    for i in range(first_block, end_block):
-        offset = (load_int(table + 4 * i) * num_kv_heads + kv_head) * block_bytes
-        ahead = slot(args, a.V) + offset
-        if i + 1 < end_block:
-            ahead = (
-                slot(args, a.K)
-                + (load_int(table + 4 * i + 4) * num_kv_heads + kv_head) * block_bytes
-            )
-        for j in range(0, BLOCK, 16):
-            prefetch_lines(ahead + 2 * j * head_dim, quotient(head_dim, 2))
-            for h in range(j, j + 16, step):
-                to = scores + 4 * (i * BLOCK + h - base)
-                score_positions(slot(args, a.K) + offset + 2 * h * head_dim, q, to, head_dim, group)
+    for block in range(first_block, end_block):
+        keys = slot(args, a.K) + block_offset(args, table, kv_head, block)
+        index = block - first_block + distance
+        ahead = upcoming(args, table, kv_head, first_block, end_block, index) - keys
+        to = scores + 4 * (block * BLOCK - base)
+        for i in range(0, BLOCK, step):
+            k = keys + 2 * i * head_dim
+            score_positions(k, q, to + 4 * i, head_dim, group, ahead)
     for h in range(group):
         if slot(args, a.CAP) != 0:
             cap_scores(scores + h * SCORES_BYTES, args)
         state = states + 4 * h * (16 + head_dim)
-        weigh_scores(scores + h * SCORES_BYTES, first - base, end - base, state)
+        weigh_scores(scores + h * SCORES_BYTES, low - base, end - base, state)
         clear_values(state, head_dim)
-    for i in range(first_block, end_block):
-        offset = (load_int(table + 4 * i) * num_kv_heads + kv_head) * block_bytes
-        if i + 1 < end_block:
-            ahead = (load_int(table + 4 * i + 4) * num_kv_heads + kv_head) * block_bytes
-            prefetch_lines(slot(args, a.V) + ahead, head_dim)
-        low, high = max(first, i * BLOCK), min(end, i * BLOCK + BLOCK)
-        values = slot(args, a.V) + offset + 2 * (low - i * BLOCK) * head_dim
-        weigh_values(values, scores + 4 * (low - base), states, high - low, head_dim, group)
+    for block in range(first_block, end_block):
+        values = slot(args, a.V) + block_offset(args, table, kv_head, block)
+        index = block - first_block + end_block - first_block + distance
+        ahead = upcoming(args, table, kv_head, first_block, end_block, index) - values
+        first, last = max(low, block * BLOCK), min(end, block * BLOCK + BLOCK)
+        v = values + 2 * (first - block * BLOCK) * head_dim
+        w = scores + 4 * (first - base)
+        weigh_values(v, w, states, last - first, head_dim, group, ahead)
 
 
 @njit

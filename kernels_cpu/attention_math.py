@@ -80,15 +80,23 @@ def transpose(e: Ir, rows: Sequence[Value]) -> list[Value]:
 
 
 def sums_of_lanes(e: Ir, vectors: Sequence[Value]) -> Value:
-    """Lane i is the sum of vectors[i], by halving as in `Ir.tree_sum`; n vectors of n lanes."""
+    """Lane i is the sum of vectors[i], by halving as in `Ir.tree_sum`; n vectors of n lanes.
+
+    A step takes x and y with sums of `segment` lanes each, in turn: one blend brings the lower
+    halves of x and the upper ones of y, one shuffle the others.
+    """
     n = len(vectors)
-    segment, values = n, list(vectors)
+    values = [vectors[int(f"{i:0{n.bit_length() - 1}b}"[::-1], 2)] for i in range(n)]
+    segment = n
     while segment > 1:
         half = segment // 2
-        low = [s + lane for s in range(0, 2 * n, segment) for lane in range(half)]
-        high = [lane + half for lane in low]
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [e.b.fadd(e.shuffle(a, low, b), e.shuffle(a, high, b)) for a, b in pairs]
+        is_lower = [lane % segment < half for lane in range(n)]
+        stay = [lane if low else n + lane for lane, low in enumerate(is_lower)]
+        move = [lane + half if low else n + lane - half for lane, low in enumerate(is_lower)]
+        values = [
+            e.b.fadd(e.shuffle(x, stay, y), e.shuffle(x, move, y))
+            for x, y in zip(values[::2], values[1::2], strict=True)
+        ]
         segment = half
     return values[0]
 
@@ -125,10 +133,3 @@ def store_slot(e: Ir, address: Value, value: Value) -> None:
 def quotient(e: Ir, a: Value, b: Value) -> Value:
     """a // b of what is never negative, b > 0: no exception path in the kernel."""
     return e.b.udiv(a, b)
-
-
-@emits(2)
-def prefetch_lines(e: Ir, address: Value, count: Value) -> None:
-    """`count` cache lines from `address` on."""
-    with e.loop(count) as line:
-        e.prefetch(e.at(address, e.mul(line.index, 64)))
