@@ -158,7 +158,7 @@ class Client:
             self._start(prepares=prepares)
             return
         if not found.is_ours:
-            raise DaemonUnavailable(_other_program(found.other or "another program", self.address))
+            raise DaemonUnavailable(other_program(found.other or "another program", self.address))
         if not self.address.is_local or found.build is None:
             return
         if found.build < Build.current():
@@ -228,7 +228,7 @@ def _identify(data: bytes, server: str) -> Found:
     return Found(False, other=f"another program ({server})" if server else None)
 
 
-def _other_program(name: str, address: Address) -> str:
+def other_program(name: str, address: Address) -> str:
     port = address.port + 1
     return (
         f"{name} answers at {address}; stop it, or choose another port: "

@@ -25,7 +25,7 @@ MAX_CONTEXTS = 10  # times the context, after which an endless answer ends
 class TextRequest:
     """A request for text: `messages` for the chat template, or `prompt` as it is.
 
-    tokens        ids that stand before `prompt` (an earlier exchange), or are all of it
+    tokens        ids that stand before the prompt or messages (an earlier exchange), or are all
     tools, variables   for the template
     stop          texts that end the answer and are not part of it
     num_ctx       most positions; None: the model's limit
@@ -126,7 +126,17 @@ class PromptBuilder:
         return Prompt(best.tokens, len(messages) - kept)
 
     def _encode(self, request: TextRequest, messages: list[Message]) -> list[int]:
-        return self.template.encode(messages, tools=request.tools, **request.variables)
+        ids = self.template.encode(messages, tools=request.tools, **request.variables)
+        if not request.tokens:
+            return ids
+        bos = self.tokenizer.bos_id
+        if bos is None or ids[:1] != [bos]:
+            return [*request.tokens, *ids]
+        return [
+            bos,
+            *(request.tokens[1:] if request.tokens[0] == bos else request.tokens),
+            *ids[1:],
+        ]
 
 
 def without_oldest(messages: Sequence[Message], count: int) -> list[Message]:

@@ -238,9 +238,10 @@ def _die_with_parent() -> None:
 
 def _real_model() -> OpenModel:
     """How a real model is opened; its slow imports happen before the daemon says which one."""
-    from localllm.runtime import open_for_runner
+    from localllm.runner_model import open_model, prepare
 
-    return open_for_runner
+    prepare()
+    return open_model
 
 
 def main(open_model: OpenModel | None = None) -> None:

@@ -1,75 +1,59 @@
-"""A loaded model as the runner speaks to it: messages in, deltas out. Translation only.
+"""A `LoadedModel` behind the runner's interface: messages to text requests, text deltas to messages.
 
-Not here: the conversation (runner.py), the work (runtime.py).
+Not here: processes and sockets (runner.py), prompts and answers (runtime.py).
 """
 
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import gc
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from localllm.answers import TextDelta, TokenLogprob
 from localllm.config import load_settings
 from localllm.engine.sequence import Stats
-from localllm.errors import BadRequest
 from localllm.messages import Delta, Generate, Load, Statistics
-from localllm.prompts import TextRequest
+from localllm.opening import configure_kernels
+from localllm.prompts import Prompt, TextRequest
+from localllm.runner import Progress, Sink
 from localllm.runtime import LoadedModel
 from localllm.sampling import SamplingParams
 
-NUM_KEEP = 4  # Ollama's default
-
-Sink = Callable[[list[Delta]], None]
-Progress = Callable[[str, int, int], None]
+DEFAULT_NUM_KEEP = 4
+STATISTICS = frozenset(Statistics.__dataclass_fields__)
 
 
-def open_for_runner(load: Load, progress: Progress) -> "RunnerModel":
-    """Open the model that the daemon asked for."""
-    settings = load_settings()
-    settings = replace(
-        settings,
-        context_length=load.context_length or settings.context_length,
-        threads=load.threads or settings.threads,
-    )
-    return RunnerModel(LoadedModel.open(load.path, settings, digest=load.digest, progress=progress))
+@dataclass(slots=True)
+class Asked:
+    """A running request: who hears of it, its prompt, the answer's tokens so far."""
+
+    request: Generate
+    sink: Sink
+    prompt: Prompt
+    tokens: list[int]
 
 
 class RunnerModel:
-    """See `runner.Model`."""
+    """Implements `runner.Model`."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._requests: dict[str, tuple[Generate, Sink]] = {}
-        self._given: dict[str, list[int]] = {}
-        self._dropped: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def context_length(self) -> int:
-        return self._model.context_length
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._model.memory_bytes
+        self._asked: dict[str, Asked] = {}
+        self.context_length = model.context_length
+        self.memory_bytes = model.memory_bytes
 
     def start(self, request: Generate, sink: Sink) -> None:
-        """Prepare and submit a request. Raises LocalLLMError if it cannot run."""
-        text_request = text_request_of(request)
+        """Prepare and submit a request, or render it."""
+        text_request = _text_request(request)
         if request.render_only:
             rendered = self._model.prompts.render(text_request)
             sink([Delta(request.request_id, rendered=rendered)])
             return
-        name = text_request.request_id
-        with self._lock:
-            self._requests[name] = (request, sink)
+        prompt = self._model.prepare(text_request)
+        self._asked[text_request.request_id] = Asked(request, sink, prompt, [])
         try:
-            prompt = self._model.prepare(text_request)
-            if request.want_tokens:
-                self._given[name] = list(prompt.tokens)
-            self._dropped[name] = prompt.dropped_messages
+            # One sink for all requests, so that a step's deltas come in one call.
             self._model.submit(text_request, prompt, self._take)
         except BaseException:
-            self._forget(name)
+            del self._asked[text_request.request_id]
             raise
 
     def cancel(self, request_id: int) -> None:
@@ -82,50 +66,54 @@ class RunnerModel:
         self._model.close()
 
     def _take(self, deltas: list[TextDelta]) -> None:
-        """The sink of all requests: translate what a step gave, once for each sink beyond."""
-        batches: dict[Sink, list[Delta]] = {}
+        """Pass a step's deltas on; the requests of one runner share one sink."""
+        sinks: dict[Sink, list[Delta]] = {}
         for delta in deltas:
-            request, sink = self._requests[delta.request_id]
-            batches.setdefault(sink, []).append(self._delta(request, delta))
-            if delta.is_last:
-                self._forget(delta.request_id)
-        for sink, translated in batches.items():
-            sink(translated)
+            asked = self._asked.get(delta.request_id)
+            if asked is not None:
+                sinks.setdefault(asked.sink, []).append(self._delta(asked, delta))
+        for sink, converted in sinks.items():
+            sink(converted)
 
-    def _delta(self, request: Generate, delta: TextDelta) -> Delta:
-        given = self._given.get(delta.request_id)
-        if given is not None:
-            given += delta.tokens
-        return Delta(
-            request_id=request.request_id,
-            text=delta.text,
-            logprobs=[logprob_entry(x) for x in delta.logprobs],
+    def _delta(self, asked: Asked, delta: TextDelta) -> Delta:
+        request = asked.request
+        if request.want_tokens:
+            asked.tokens += delta.tokens
+        converted = Delta(
+            request.request_id,
+            delta.text,
+            logprobs=[_entry(logprob, request.logprobs or 0) for logprob in delta.logprobs],
             prompt_done=delta.prompt_done or 0,
-            prompt_total=delta.prompt_total if delta.prompt_done else 0,
+            prompt_total=delta.prompt_total if delta.prompt_done is not None else 0,
+        )
+        if not delta.is_last:
+            return converted
+        del self._asked[delta.request_id]
+        return replace(
+            converted,
             done_reason=delta.done_reason,
-            statistics=None if delta.stats is None else statistics_of(delta.stats),
-            tokens=given if delta.is_last else None,
-            dropped_messages=self._dropped.get(delta.request_id, 0) if delta.is_last else 0,
+            statistics=None if delta.stats is None else _statistics(delta.stats),
+            tokens=self._context(asked) if request.want_tokens else None,
+            dropped_messages=asked.prompt.dropped_messages,
             error=delta.error,
         )
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._requests.pop(name, None)
-            self._given.pop(name, None)
-            self._dropped.pop(name, None)
+    def _context(self, asked: Asked) -> list[int]:
+        """Tokens of prompt and answer without BOS."""
+        tokens = asked.prompt.tokens
+        bos = self._model.tokenizer.bos_id
+        return [*(tokens[1:] if tokens[:1] == [bos] else tokens), *asked.tokens]
 
 
-def text_request_of(request: Generate) -> TextRequest:
-    """The request in the runtime's words. Raises BadRequest for a value out of range."""
-    options = dict(request.options)
-    if "logit_bias" in options:
-        options["logit_bias"] = bias_of(options["logit_bias"])
-    options["logprobs"] = request.logprobs
+def _text_request(request: Generate) -> TextRequest:
+    options: dict[str, Any] = {**request.options, "logprobs": request.logprobs}
+    bias = options.get("logit_bias")
+    if bias is not None:
+        options["logit_bias"] = {int(token): value for token, value in bias.items()}
     return TextRequest(
-        request_id=str(request.request_id),
-        prompt=request.prompt,
-        messages=request.messages,
+        str(request.request_id),
+        request.prompt,
+        request.messages,
         tokens=request.context,
         tools=request.tools,
         variables=request.variables,
@@ -134,39 +122,47 @@ def text_request_of(request: Generate) -> TextRequest:
         num_ctx=options.get("num_ctx"),
         truncate=request.truncate,
         shift=request.shift,
-        num_keep=options.get("num_keep", NUM_KEEP),
+        num_keep=options.get("num_keep", DEFAULT_NUM_KEEP),
         exact=request.exact,
         cache_prompt=request.cache_prompt,
         salt=request.salt.encode(),
     )
 
 
-def bias_of(bias: Mapping[str, Any]) -> dict[int, float]:
-    """JSON has no integer keys. Raises BadRequest naming the key that is none."""
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadRequest(f"logit_bias must map token ids to numbers: {error}") from None
+def _statistics(stats: Stats) -> Statistics:
+    values = asdict(stats)
+    return Statistics(**{name: values[name] for name in STATISTICS})
 
 
-def statistics_of(stats: Stats) -> Statistics:
-    return Statistics(
-        prompt_tokens=stats.prompt_tokens,
-        cached_tokens=stats.cached_tokens,
-        generated_tokens=stats.generated_tokens,
-        queue_seconds=stats.queue_seconds,
-        prompt_seconds=stats.prompt_seconds,
-        decode_seconds=stats.decode_seconds,
-    )
-
-
-def logprob_entry(entry: TokenLogprob) -> dict[str, Any]:
-    """Ollama's shape; `bytes` are the token's own, `token` may show U+FFFD for parts."""
-    found: dict[str, Any] = {
-        "token": entry.text.decode("utf-8", "replace"),
-        "logprob": entry.logprob,
-        "bytes": list(entry.text),
+def _entry(logprob: TokenLogprob, num_alternatives: int) -> dict[str, Any]:
+    """A log-probability in Ollama's shape."""
+    entry: dict[str, Any] = {
+        "token": logprob.text.decode(errors="replace"),
+        "logprob": logprob.logprob,
+        "bytes": list(logprob.text),
     }
-    if entry.alternatives:
-        found["top_logprobs"] = [logprob_entry(x) for x in entry.alternatives]
-    return found
+    if num_alternatives:
+        entry["top_logprobs"] = [
+            _entry(other, 0) for other in logprob.alternatives[:num_alternatives]
+        ]
+    return entry
+
+
+def prepare() -> None:
+    """Import what a model will need, before it is known which one."""
+    configure_kernels(load_settings())
+    import localllm.backends.cpu.backend  # noqa: F401
+
+
+def open_model(load: Load, progress: Progress) -> RunnerModel:
+    """Open a model file as the daemon asks for it."""
+    settings = load_settings()
+    settings = replace(
+        settings,
+        context_length=load.context_length or settings.context_length,
+        threads=load.threads or settings.threads,
+    )
+    model = LoadedModel.open(load.path, settings, digest=load.digest, progress=progress)
+    # What was loaded stays; the collector need not walk it again.
+    gc.freeze()
+    return RunnerModel(model)

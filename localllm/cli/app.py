@@ -1,0 +1,252 @@
+"""The commands and their options. Each does its imports when it runs: starting must be quick."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from localllm import __version__
+
+if TYPE_CHECKING:
+    from localllm.client import Client
+
+app = typer.Typer(
+    name="localllm",
+    help="Run language models on this machine.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, or a GGUF file.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all there is.")]
+Prefix = Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that begin so.")]
+
+
+def command() -> Any:
+    """The command line as one object with a `main`."""
+    from localllm.cli import files  # noqa: F401  (adds the commands for files)
+
+    return get_command(app)
+
+
+def _client() -> "Client":
+    """A client of a daemon that is running."""
+    client = _unconnected_client()
+    client.ensure_daemon(note=lambda text: typer.echo(f"note: {text}", err=True))
+    return client
+
+
+def _unconnected_client() -> "Client":
+    from localllm.client import Client
+    from localllm.config import load_settings
+
+    return Client(load_settings())
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"localllm version is {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    model: Model,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to say to it.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show rates after answers.")] = False,
+    keepalive: Annotated[
+        str | None, typer.Option(help="How long the model stays loaded, such as 5m.")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="Format of the answer: json.")] = None,
+    think: Annotated[str | None, typer.Option(help="true, false, low, medium or high.")] = None,
+    nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines.")] = False,
+) -> None:
+    """Ask a model once, or converse with it on a terminal.
+
+    \b
+    Examples:
+      localllm run smollm2:135m                       converse
+      localllm run smollm2:135m "Why is the sky blue?"
+      localllm run ./model.gguf "Hello"               run a file where it is
+      localllm run smollm2:135m "Summarize:" < text.txt
+    """
+    from localllm.cli.run import Session, parse_think
+    from localllm.cli.run import run as run_model
+
+    session = Session(model, keepalive, format, parse_think(think), verbose, not nowordwrap)
+    run_model(_unconnected_client(), session, prompt or [])
+
+
+@app.command()
+@app.command("start", hidden=True)
+def serve() -> None:
+    """Run the daemon in the foreground.
+
+    \b
+    Examples:
+      localllm serve
+      LOCALLLM_HOST=0.0.0.0:11500 localllm serve
+    \b
+    Environment:
+      LOCALLLM_HOST               where to listen (127.0.0.1:11434)
+      LOCALLLM_DATA               models, logs and history (~/.localllm)
+      LOCALLLM_CACHE              compiled kernels (~/.cache/localllm)
+      LOCALLLM_KEEP_ALIVE         how long models stay loaded (5m)
+      LOCALLLM_CONTEXT_LENGTH     default context
+      LOCALLLM_MAX_LOADED_MODELS  most models at once (3)
+      LOCALLLM_NUM_PARALLEL       most requests at once per model (16)
+      LOCALLLM_MAX_QUEUE          most waiting requests (512)
+      LOCALLLM_ORIGINS            web origins allowed besides local ones
+      LOCALLLM_THREADS            threads per model
+      LOCALLLM_ISA                amx, avx512, avxvnni, avx2 or generic
+      LOCALLLM_WEIGHTS            auto, mapped or resident
+    Ollama's names (OLLAMA_HOST, ...) work too.
+    """
+    from localllm.address import Address
+    from localllm.client import Client, other_program
+    from localllm.config import load_settings
+    from localllm.errors import DaemonUnavailable
+    from localllm.server.app import serve as serve_http
+
+    settings = load_settings()
+    try:
+        serve_http(settings)
+    except DaemonUnavailable as error:
+        found = Client(settings).probe()
+        address = Address.parse(settings.host)
+        if found is not None and found.is_ours:
+            raise DaemonUnavailable(f"localllm is already running at {address}") from error
+        if found is not None:
+            name = found.other or "another program"
+            raise DaemonUnavailable(other_program(name, address)) from error
+        raise
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+def list_models(prefix: Prefix = "") -> None:
+    """List the models that there are.
+
+    \b
+    Example:
+      localllm list smol
+    """
+    from localllm.cli import models
+
+    models.list_models(_client(), prefix)
+
+
+@app.command()
+def ps(prefix: Prefix = "") -> None:
+    """List the models that are loaded.
+
+    \b
+    Example:
+      localllm ps
+    """
+    from localllm.cli import models
+
+    models.list_running(_client(), prefix)
+
+
+@app.command()
+def show(
+    model: Model,
+    license: Annotated[bool, typer.Option("--license", help="Show the license.")] = False,
+    modelfile: Annotated[bool, typer.Option("--modelfile", help="Show the Modelfile.")] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="Show parameters.")] = False,
+    system: Annotated[bool, typer.Option("--system", help="Show the system message.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Show the template.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what a model is.
+
+    \b
+    Examples:
+      localllm show smollm2:135m
+      localllm show --template ./model.gguf
+    """
+    from localllm.cli import models
+
+    flags = (license, modelfile, parameters, system, template)
+    selected = [name for name, flag in zip(models.SELECTIONS, flags) if flag]
+    models.show(_client(), model, selected, verbose=verbose)
+
+
+@app.command()
+def stop(model: Model) -> None:
+    """Unload a model.
+
+    \b
+    Example:
+      localllm stop smollm2:135m
+    """
+    from localllm.cli import models
+
+    models.stop(_client(), model)
+
+
+@app.command()
+def rm(names: Annotated[list[str], typer.Argument(metavar="MODEL...")]) -> None:
+    """Remove models.
+
+    \b
+    Example:
+      localllm rm old:latest older:latest
+    """
+    from localllm.cli import models
+
+    models.remove(_client(), names)
+
+
+@app.command()
+def cp(
+    source: Annotated[str, typer.Argument(metavar="SOURCE")],
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION")],
+) -> None:
+    """Give a model another name.
+
+    \b
+    Example:
+      localllm cp smollm2:135m tiny
+    """
+    from localllm.cli import models
+
+    models.copy(_client(), source, destination)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the model.")],
+    source: Annotated[
+        str | None, typer.Argument(metavar="[FILE.gguf|MODEL]", help="What to make it from.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The Modelfile (./Modelfile).")
+    ] = None,
+) -> None:
+    """Make a model from a GGUF file, which is not copied, or from a Modelfile.
+
+    \b
+    Examples:
+      localllm create smollm2:135m ./SmolLM2-135M-Instruct.Q4_1.gguf
+      localllm create terse -f Modelfile
+    """
+    from localllm.cli import models
+
+    models.create(_client(), name, source, file)

@@ -1,0 +1,348 @@
+"""The conversation on a terminal: a prompt with history, commands that begin with `/`, answers.
+
+Ctrl-C during an answer stops the answer alone; at the prompt it clears the line.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from localllm.cli import models
+from localllm.cli.output import Status, print_statistics
+from localllm.cli.run import Reply, Session, show_answer
+from localllm.client import Client
+from localllm.config import load_settings
+from localllm.errors import DaemonUnavailable, LocalLLMError, ModelNotFound
+from localllm.modelfile import parameter_lines, parse_parameter
+
+QUOTES = '"""'
+HELP = """Available Commands:
+  /set            Set session variables
+  /show           Show model information
+  /load <model>   Load a model, beginning a new conversation
+  /save <model>   Save the model with the session's system message and parameters
+  /clear          Clear session context
+  /list           List models
+  /bye            Exit
+  /?, /help       Help for a command
+  /? shortcuts    Help for keyboard shortcuts
+
+Use \"\"\" to begin and end a multi-line message."""
+SET_HELP = """Available Commands:
+  /set parameter ...     Set a parameter
+  /set system <string>   Set system message
+  /set history           Enable history
+  /set nohistory         Disable history
+  /set wordwrap          Enable wordwrap
+  /set nowordwrap        Disable wordwrap
+  /set format json       Enable JSON mode
+  /set noformat          Disable formatting
+  /set verbose           Show statistics after each answer
+  /set quiet             Hide statistics
+  /set think             Enable thinking
+  /set nothink           Disable thinking"""
+PARAMETER_HELP = """Available Parameters:
+  /set parameter seed <int>             Random number seed
+  /set parameter num_predict <int>      Max number of tokens to predict
+  /set parameter top_k <int>            Pick from top k num of tokens
+  /set parameter top_p <float>          Pick token based on sum of probabilities
+  /set parameter min_p <float>          Pick token based on top token probability * min_p
+  /set parameter num_ctx <int>          Set the context size
+  /set parameter temperature <float>    Set creativity level
+  /set parameter repeat_penalty <float> How strongly to penalize repetitions
+  /set parameter repeat_last_n <int>    Set how far back to look for repetitions
+  /set parameter stop <string> ...      Set the stop parameters"""
+SHOW_HELP = """Available Commands:
+  /show info         Show details for this model
+  /show license      Show model license
+  /show modelfile    Show Modelfile for this model
+  /show parameters   Show parameters for this model
+  /show system       Show system message
+  /show template     Show prompt template"""
+SHORTCUTS = """Available keyboard shortcuts:
+  Ctrl + a / e   Move to the beginning / end of the line
+  Ctrl + k / u   Delete the text after / before the cursor
+  Ctrl + w       Delete the word before the cursor
+  Ctrl + j       New line inside a message
+  Ctrl + l       Clear the screen
+  Ctrl + c       Stop the model from responding
+  Ctrl + d       Exit (/bye)"""
+TOPICS = {"set": SET_HELP, "show": SHOW_HELP, "shortcuts": SHORTCUTS}
+MISSING = {
+    "license": "No license was specified for this model.",
+    "modelfile": "No Modelfile is known for this model.",
+    "system": "No system message was specified for this model.",
+    "template": "No prompt template was specified for this model.",
+}
+
+
+class Prompt:
+    """Reads messages; one paste is one message, and three quotes span lines."""
+
+    def __init__(self) -> None:
+        settings = load_settings()
+        history: History = InMemoryHistory()
+        if not settings.no_history:
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
+            history = FileHistory(str(settings.data_dir / "history"))
+        self._session: PromptSession[str] = PromptSession(
+            history=history, key_bindings=_key_bindings(), enable_suspend=True
+        )
+        self._file_history = history
+
+    def set_history(self, *, is_on: bool) -> None:
+        self._session.history = self._file_history if is_on else InMemoryHistory()
+        self._session.default_buffer.history = self._session.history
+
+    def read(self) -> str:
+        """The next message without its quotes. Raises EOFError at the end."""
+        hint = HTML("<ansibrightblack>Send a message (/? for help)</ansibrightblack>")
+        text = self._session.prompt(">>> ", placeholder=hint)
+        head, quotes, rest = text.partition(QUOTES)
+        if not quotes or (head.strip() and not head.lstrip().startswith("/set system")):
+            return text
+        more = HTML("<ansibrightblack>Press Enter to send</ansibrightblack>")
+        while QUOTES not in rest:
+            try:
+                rest += "\n" + self._session.prompt("... ", placeholder=more)
+            except EOFError:
+                return ""
+        return head + rest.partition(QUOTES)[0]
+
+
+def _key_bindings() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("c-j")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c")
+    def _clear(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt)
+
+    return keys
+
+
+class Conversation:
+    """The messages so far and the commands that change them."""
+
+    def __init__(self, client: Client, session: Session) -> None:
+        self._client = client
+        self._session = session
+        self._messages: list[dict[str, Any]] = []
+        self._system: str | None = None
+        self._prompt = Prompt()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/set": self._set,
+            "/show": self._show,
+            "/load": self._load,
+            "/save": self._save,
+            "/clear": self._clear,
+            "/list": lambda prefix: models.list_models(self._client, prefix),
+            "/help": _help,
+            "/?": _help,
+        }
+
+    def open(self) -> None:
+        """Load the model, so that the first answer comes at once."""
+        status = Status()
+        status.show("loading")
+        try:
+            for chunk in self._client.stream("/api/generate", self._session.body(prompt="")):
+                if "progress" in chunk:
+                    status.progress(chunk["progress"])
+        finally:
+            status.clear()
+
+    def run(self) -> None:
+        """Read and answer until the user leaves."""
+        while True:
+            try:
+                text = self._prompt.read()
+            except KeyboardInterrupt:
+                print("\nUse Ctrl + d or /bye to exit.", file=sys.stderr)
+                continue
+            except EOFError:
+                return
+            word = text.split(None, 1)[0] if text.strip() else ""
+            if word in ("/bye", "/exit"):
+                return
+            if word.startswith("/"):
+                self._command(word, text.strip()[len(word) :].strip())
+            elif word:
+                self._ask(text)
+
+    def _command(self, word: str, rest: str) -> None:
+        command = self._commands.get(word)
+        if command is None:
+            _say(f"Unknown command '{word}'. Type /? for help")
+            return
+        try:
+            command(rest)
+        except DaemonUnavailable:
+            raise
+        except LocalLLMError as error:
+            _say(f"error: {error}")
+        except KeyboardInterrupt:
+            print()
+
+    def _ask(self, text: str) -> None:
+        self._messages.append({"role": "user", "content": text})
+        reply = Reply()
+        body = self._session.body(messages=self._messages)
+        try:
+            show_answer(self._client, "/api/chat", body, self._session, reply)
+        except KeyboardInterrupt:
+            pass
+        except DaemonUnavailable:
+            raise
+        except LocalLLMError as error:
+            print(f"\nError: {error}" if reply.text else f"Error: {error}", file=sys.stderr)
+        print("\n")
+        if reply.text:
+            self._messages.append({"role": "assistant", "content": reply.text})
+        else:
+            # Many templates refuse two messages of one role in a row.
+            self._messages.pop()
+        if self._session.verbose and reply.final:
+            print_statistics(reply.final)
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        value = value.strip()
+        session = self._session
+        if name == "parameter":
+            self._set_parameter(value)
+        elif name == "system" and value:
+            self._system = value
+            self._messages.append({"role": "system", "content": value})
+            _say("Set system message.")
+        elif name in ("history", "nohistory"):
+            self._prompt.set_history(is_on=name == "history")
+        elif name in ("wordwrap", "nowordwrap"):
+            session.wordwrap = name == "wordwrap"
+            _say(f"Set '{name}' mode.")
+        elif name in ("verbose", "quiet"):
+            session.verbose = name == "verbose"
+            _say(f"Set '{name}' mode.")
+        elif name in ("think", "nothink"):
+            session.think = False if name == "nothink" else (value or True)
+            _say(f"Set '{name}' mode" + (f" to '{value}'." if value else "."))
+        elif name in ("format", "noformat"):
+            self._set_format(name, value)
+        else:
+            _say(f"Unknown command '/set {rest}'. Type /? for help" if rest else SET_HELP)
+
+    def _set_format(self, name: str, value: str) -> None:
+        if name == "noformat":
+            self._session.format = None
+            _say("Disabled format.")
+        elif value == "json":
+            self._session.format = "json"
+            _say("Set format to 'json' mode.")
+        else:
+            _say("Invalid or missing format. For 'json' mode use '/set format json'")
+
+    def _set_parameter(self, text: str) -> None:
+        name, *values = _words(text)
+        if not name or not values:
+            _say(PARAMETER_HELP)
+            return
+        try:
+            value = values if name == "stop" else parse_parameter(name, values[0])
+        except LocalLLMError as error:
+            _say(f'Couldn\'t set parameter: "{error}"')
+            return
+        self._session.options[name] = value
+        _say(f"Set parameter '{name}' to '{', '.join(values)}'")
+
+    def _show(self, what: str) -> None:
+        found = self._client.post("/api/show", {"model": self._session.model})
+        if what == "info":
+            print(models.describe(found))
+        elif what == "parameters":
+            print("Model defined parameters:")
+            print(found.get("parameters") or "  none")
+            if self._session.options:
+                print("\nUser defined parameters:")
+                print("\n".join(parameter_lines(self._session.options)))
+        elif what == "system" and self._system:
+            print(self._system)
+        elif what in MISSING:
+            print(found.get(what) or MISSING[what])
+        else:
+            _say(SHOW_HELP)
+        print()
+
+    def _load(self, name: str) -> None:
+        if not name:
+            _say("Usage:\n  /load <modelname>")
+            return
+        before = self._session.model
+        self._session.model = models.model_argument(name)
+        _say(f"Loading model '{name}'")
+        try:
+            self.open()
+        except LocalLLMError as error:
+            self._session.model = before
+            is_missing = isinstance(error, ModelNotFound)
+            _say(f"Couldn't find model '{name}'" if is_missing else f"error: {error}")
+            return
+        self._messages.clear()
+
+    def _save(self, name: str) -> None:
+        if not name:
+            _say("Usage:\n  /save <modelname>")
+            return
+        body: dict[str, Any] = {"model": name, "from": self._session.model}
+        if self._session.options:
+            body["parameters"] = self._session.options
+        if self._system:
+            body["system"] = self._system
+        talk = [message for message in self._messages if message["role"] != "system"]
+        if talk:
+            body["messages"] = talk
+        for _ in self._client.stream("/api/create", body):
+            pass
+        _say(f"Created new model '{name}'")
+
+    def _clear(self, _: str) -> None:
+        self._messages.clear()
+        if self._system:
+            self._messages.append({"role": "system", "content": self._system})
+        _say("Cleared session context")
+
+
+def _words(text: str) -> list[str]:
+    """Words of a line, quotes removed where they match."""
+    try:
+        return shlex.split(text) or [""]
+    except ValueError:
+        return text.split() or [""]
+
+
+def _help(topic: str) -> None:
+    _say(TOPICS.get(topic.lstrip("/"), HELP) + "\n")
+
+
+def _say(text: str) -> None:
+    """Tell the user something that is no answer."""
+    print(text, file=sys.stderr)
+
+
+def converse(client: Client, session: Session) -> None:
+    """Start a conversation and hold it until the user leaves."""
+    client.ensure_daemon(prepares=True, note=_say)
+    conversation = Conversation(client, session)
+    conversation.open()
+    conversation.run()

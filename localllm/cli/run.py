@@ -1,0 +1,132 @@
+"""`localllm run`: one question and its answer, or the start of a conversation."""
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.cli.models import model_argument
+from localllm.cli.output import Status, Wrapper, print_statistics
+from localllm.client import Client
+from localllm.errors import BadRequest, ModelNotFound
+
+THINK_VALUES = ("true", "false", "high", "medium", "low", "max")
+
+
+@dataclass(slots=True)
+class Session:
+    """How requests of one `run` are made and shown; `/set` changes it."""
+
+    model: str
+    keep_alive: str | None = None
+    format: str | None = None
+    think: bool | str | None = None
+    verbose: bool = False
+    wordwrap: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, **content: Any) -> dict[str, Any]:
+        """A request's body with what was set."""
+        values = {
+            "keep_alive": self.keep_alive,
+            "format": self.format,
+            "think": self.think,
+            "options": self.options or None,
+        }
+        given = {key: value for key, value in values.items() if value is not None}
+        return {"model": self.model, **given, **content}
+
+
+@dataclass(slots=True)
+class Reply:
+    """What an answer has become so far; `final` is its last chunk."""
+
+    text: str = ""
+    final: dict[str, Any] = field(default_factory=dict)
+
+
+def run(client: Client, session: Session, words: list[str]) -> None:
+    """Answer the prompt that the arguments and standard input make, or converse."""
+    session.model = model_argument(session.model)
+    prompt = read_prompt(words)
+    if prompt is None:
+        from localllm.cli.repl import converse
+
+        converse(client, session)
+        return
+    client.ensure_daemon(prepares=True, note=_note)
+    reply = Reply()
+    show_answer(client, "/api/generate", session.body(prompt=prompt), session, reply)
+    if reply.final.get("done_reason") == "load":
+        return
+    print("\n" if sys.stdout.isatty() else "")
+    if session.verbose:
+        print_statistics(reply.final)
+
+
+def read_prompt(words: list[str]) -> str | None:
+    """Piped standard input, then the arguments; None to converse on a terminal."""
+    typed = " ".join(os.fsencode(word).decode(errors="replace") for word in words)
+    piped = ""
+    if not sys.stdin.isatty():
+        piped = sys.stdin.buffer.read().decode(errors="replace")
+    if piped.strip():
+        return f"{piped} {typed}" if typed else piped
+    if words or not sys.stdin.isatty() or not sys.stdout.isatty():
+        return typed
+    return None
+
+
+def show_answer(
+    client: Client, path: str, body: dict[str, Any], session: Session, reply: Reply
+) -> None:
+    """Print an answer as it comes, and keep it in `reply`, also when it is interrupted."""
+    status = Status()
+    out = Wrapper(wraps=session.wordwrap)
+    status.show("connecting")
+    try:
+        with closing(_chunks(client, path, body)) as chunks:
+            for chunk in chunks:
+                if "progress" in chunk:
+                    status.progress(chunk["progress"])
+                    continue
+                text = chunk["message"]["content"] if "message" in chunk else chunk["response"]
+                if text:
+                    status.clear()
+                    reply.text += text
+                    out.write(text)
+                if chunk["done"]:
+                    reply.final = chunk
+    finally:
+        status.clear()
+    dropped = reply.final.get("dropped_messages", 0)
+    if dropped:
+        _note(f"{dropped} of the oldest messages did not fit into the context and were left out")
+
+
+def _chunks(
+    client: Client, path: str, body: dict[str, Any]
+) -> Generator[dict[str, Any], None, None]:
+    try:
+        yield from client.stream(path, body)
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"{error}; make it with 'localllm create', or run a GGUF file by its path"
+        ) from None
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def parse_think(text: str | None) -> bool | str | None:
+    """The value of `--think`."""
+    if text is None:
+        return None
+    if text not in THINK_VALUES:
+        raise BadRequest(
+            f'invalid value for --think: "{text}" (must be true, false, high, medium, low, or max)'
+        )
+    return text == "true" if text in ("true", "false") else text
