@@ -24,8 +24,9 @@ from kernels_cpu.simd import Ir, Value, f32, i8, i32, i64, vec
 LANES = 16
 ROWS_PER_ITEM = 16
 BUNDLE = 16  # tokens that share a pass over the rows
-PREFETCH_BYTES = 2048
+PREFETCH_BYTES = 8192
 LANE_BYTES = 64
+TAIL_UNIT_BYTES = 384  # at least a unit of any type
 
 ints, floats, codes = vec(i32, LANES), vec(f32, LANES), vec(i8, 4 * LANES)
 
@@ -113,7 +114,7 @@ class Call:
     """What one call of the kernel works with; every field is an int64 value.
 
     units       whole units of a row; tail: values after them
-    tail_unit, tail_x, sums, packed   places in scratch
+    tail_unit, zeros, tail_x, sums, packed   places in scratch
     """
 
     e: Ir
@@ -122,12 +123,28 @@ class Call:
     units: Value
     tail: Value
     tail_unit: Value
+    zeros: Value
     tail_x: Value
     sums: Value
     packed: Value
 
     def slot(self, slot: Slot) -> Value:
         return self.e.load(self.e.at(self.args, 8 * slot), i64, align=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` units from unit `start` on, of the rows that begin at `base`; their `records`.
+
+    is_tail  whether this is what follows the last whole unit
+    """
+
+    base: Value
+    row_bytes: Value
+    start: Value
+    count: Value
+    records: Value
+    is_tail: Value
 
 
 def emit_row_product(
@@ -138,10 +155,11 @@ def emit_row_product(
     cols = e.load(e.at(args, 8 * Slot.COLS), i64, align=8)
     units = b.lshr(cols, e.const(layout.unit_values.bit_length() - 1))
     tail = b.and_(cols, e.const(layout.unit_values - 1))
+    zeros = e.at(scratch, 2 * TAIL_UNIT_BYTES)
     tail_x = e.at(scratch, 1024)
     sums = e.at(tail_x, 1024)
     packed = e.at(sums, ROWS_PER_ITEM * BUNDLE * LANE_BYTES)
-    call = Call(e, layout, args, units, tail, scratch, tail_x, sums, packed)
+    call = Call(e, layout, args, units, tail, scratch, zeros, tail_x, sums, packed)
     rows = call.slot(Slot.ROWS)
     first_row = e.mul(first, ROWS_PER_ITEM)
     end_row = smaller(e, e.mul(last, ROWS_PER_ITEM), rows)
@@ -255,14 +273,14 @@ def emit_item(call: Call, row: Value, rows: Value, n: Value) -> None:
         count = smaller(e, b.sub(e.at(call.units, has_tail(call)), start), chunk_units)
         count = b.select(is_tail, e.const(1), smaller(e, count, b.sub(call.units, start)))
         records = e.at(call.packed, e.mul(e.mul(start, n), layout.record_bytes))
-        with e.loop(rows) as r:
-            weights = e.at(base, e.mul(r.index, row_bytes), e.mul(start, layout.unit_bytes))
-            ahead = e.at(weights, prefetch_distance(e, chunks, n, row_bytes))
-            with b.if_then(is_tail):
-                copy_blocks(call, weights)
-            weights = b.select(is_tail, call.tail_unit, weights)
-            sums = e.at(call.sums, e.mul(e.mul(r.index, n), LANE_BYTES))
-            emit_units(call, weights, ahead, count, records, sums, n)
+        chunk = Chunk(base, row_bytes, start, count, records, is_tail)
+        ahead = prefetch_distance(e, chunks, n, row_bytes)
+        one = b.icmp_signed("==", n, e.const(1))
+        with b.if_else(one) as (then, otherwise):
+            with then, e.loop(rows) as r:
+                emit_row(call, chunk, r.index, ahead)
+            with otherwise, e.loop(b.lshr(e.at(rows, 1), e.const(1))) as r:
+                emit_row_pair(call, chunk, e.mul(r.index, 2), e.at(rows, -1), ahead, n)
 
 
 def chunk_shift(e: Ir, n: Value) -> Value:
@@ -277,18 +295,28 @@ def chunk_shift(e: Ir, n: Value) -> Value:
 def prefetch_distance(e: Ir, chunks: Value, n: Value, row_bytes: Value) -> Value:
     """Bytes ahead: what follows, or if rows are cut, the same chunk of a later row."""
     few = e.b.icmp_signed("<=", n, e.const(8))
-    rows = e.mul(row_bytes, e.b.select(few, e.const(2), e.const(4)))
+    rows = e.mul(row_bytes, e.b.select(few, e.const(4), e.const(4)))
     whole = e.b.icmp_signed("<=", chunks, e.const(1))
     return e.b.select(whole, e.const(PREFETCH_BYTES), rows)
 
 
-def copy_blocks(call: Call, weights: Value) -> None:
-    """Copy the blocks after the last whole unit to the zeroed tail unit."""
+def row_at(call: Call, chunk: Chunk, row: Value, which: int) -> Value:
+    """Where the units of a row begin; a rest is copied, its blocks after zeros, to tail unit `which`."""
     e, layout = call.e, call.layout
-    blocks = e.b.lshr(call.tail, e.const(layout.block_values.bit_length() - 1))
+    weights = e.at(chunk.base, e.mul(row, chunk.row_bytes), e.mul(chunk.start, layout.unit_bytes))
+    tail_unit = e.at(call.tail_unit, which * TAIL_UNIT_BYTES)
+    with e.b.if_then(chunk.is_tail):
+        copy_blocks(call, weights, tail_unit)
+    return e.b.select(chunk.is_tail, tail_unit, weights)
+
+
+def copy_blocks(call: Call, weights: Value, tail_unit: Value) -> None:
+    """Copy the blocks after the last whole unit to a zeroed unit."""
+    e, layout = call.e, call.layout
+    blocks = e.b.lshr(call.tail, e.const(shift_of(layout.block_values)))
     with e.loop(blocks) as l:
         at = e.mul(l.index, layout.block_bytes)
-        source, target = e.at(weights, at), e.at(call.tail_unit, at)
+        source, target = e.at(weights, at), e.at(tail_unit, at)
         done = 0
         for size in (16, 8, 4, 2, 1):
             while layout.block_bytes - done >= size:
@@ -296,57 +324,111 @@ def copy_blocks(call: Call, weights: Value) -> None:
                 done += size
 
 
-def emit_units(
-    call: Call, weights: Value, ahead: Value, count: Value, records: Value, sums: Value, n: Value
-) -> None:
-    """Add the products of `count` units of a row to the sums of n tokens."""
+def emit_row(call: Call, chunk: Chunk, row: Value, ahead: Value) -> None:
+    """Add a chunk of one row to the sum of the only token."""
     e, layout = call.e, call.layout
-    one = e.b.icmp_signed("==", n, e.const(1))
-    with e.b.if_else(one) as (then, otherwise):
-        with then:
-            total = e.variable(e.load(sums, floats, 64))
-            with e.loop(count) as l:
-                unit = unpack(call, weights, ahead, l.index)
-                record = e.at(records, e.mul(l.index, layout.record_bytes))
-                e.set(total, layout.multiply(e, unit, record, e.get(total)))
-            e.store(e.get(total), sums, 64)
-        with otherwise, e.loop(count) as l:
-            unit = unpack(call, weights, ahead, l.index)
-            first = e.at(records, e.mul(e.mul(l.index, n), layout.record_bytes))
-            with e.loop(n) as t:
-                record = e.at(first, e.mul(t.index, layout.record_bytes))
-                place = e.at(sums, e.mul(t.index, LANE_BYTES))
-                e.store(layout.multiply(e, unit, record, e.load(place, floats, 64)), place, 64)
+    weights = row_at(call, chunk, row, 0)
+    sums = e.at(call.sums, e.mul(row, LANE_BYTES))
+    total = e.variable(e.load(sums, floats, 64))
+    with e.loop(chunk.count) as l:
+        unit = unpack(call, weights, ahead, l.index)
+        record = e.at(chunk.records, e.mul(l.index, layout.record_bytes))
+        e.set(total, layout.multiply(e, unit, record, e.get(total)))
+    e.store(e.get(total), sums, 64)
+
+
+def emit_row_pair(
+    call: Call, chunk: Chunk, row: Value, last: Value, ahead: Value, n: Value
+) -> None:
+    """Add a chunk of rows `row` and `row + 1` to the sums of n tokens.
+
+    If `row` is the last one, it is computed twice: the sums of a row more are spare.
+    """
+    e, layout = call.e, call.layout
+    rows = [row, smaller(e, e.at(row, 1), last)]
+    weights = [row_at(call, chunk, r, k) for k, r in enumerate(rows)]
+    sums_of_row = e.mul(n, LANE_BYTES)
+    sums = e.at(call.sums, e.mul(row, sums_of_row))
+    with e.loop(chunk.count) as l:
+        units = [unpack(call, w, ahead, l.index) for w in weights]
+        first = e.at(chunk.records, e.mul(e.mul(l.index, n), layout.record_bytes))
+        with e.loop(n) as t:
+            record = e.at(first, e.mul(t.index, layout.record_bytes))
+            place = e.at(sums, e.mul(t.index, LANE_BYTES))
+            places = [place, e.at(place, sums_of_row)]
+            totals = [e.load(p, floats, 64) for p in places]
+            totals = [
+                layout.multiply(e, u, record, total) for u, total in zip(units, totals, strict=True)
+            ]
+            for total, p in zip(totals, places, strict=True):
+                e.store(total, p, 64)
 
 
 def unpack(call: Call, weights: Value, ahead: Value, unit: Value) -> Any:
     e, layout = call.e, call.layout
-    at = e.mul(unit, layout.unit_bytes)
+    at = e.at(weights, e.mul(unit, layout.unit_bytes))
     for line in range(0, layout.unit_bytes, 64):
-        e.prefetch(e.at(ahead, at, line))
-    return layout.unpack(e, e.at(weights, at))
+        e.prefetch(e.at(at, ahead, line))
+    return layout.unpack(e, at)
 
 
 def emit_results(call: Call, row: Value, rows: Value, token: Value, n: Value) -> None:
     """Sum the lanes, apply bias, scale and residual, and store."""
     e = call.e
-    b = e.b
+    whole = e.b.icmp_signed("==", rows, e.const(ROWS_PER_ITEM))
+    column = e.mul(row, 4)
+    totals = e.at(call.zeros, LANE_BYTES)
+    with e.loop(n) as l:
+        t = e.at(token, l.index)
+        sums = e.at(call.sums, e.mul(l.index, LANE_BYTES))
+        step = e.mul(n, LANE_BYTES)
+        total = row_sums(e, [e.load(e.at(sums, e.mul(step, k)), floats, 64) for k in range(LANES)])
+        e.store(total, totals, 64)
+        with e.b.if_else(whole) as (then, otherwise):
+            with then:
+                emit_outputs(call, total, t, column)
+            with otherwise, e.loop(rows) as r:
+                at = e.mul(r.index, 4)
+                emit_outputs(call, e.load(e.at(totals, at), f32, 4), t, e.at(column, at))
+
+
+def row_sums(e: Ir, vectors: list[Value]) -> Value:
+    """Lane k is the sum of the lanes of vectors[k], in the order of `Ir.tree_sum`, for sixteen."""
+    half = LANES // 2
+    while half:
+        low = [start + l for start in range(0, 2 * LANES, 2 * half) for l in range(half)]
+        high = [l + half for l in low]
+        vectors = [
+            e.b.fadd(e.shuffle(v, low, w), e.shuffle(v, high, w))
+            for v, w in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        half //= 2
+    return vectors[0]
+
+
+def emit_outputs(call: Call, total: Value, token: Value, column: Value) -> None:
+    """Finish and store a vector (or one) of sums; `column` is where it belongs in a row of out."""
+    e, b, type_ = call.e, call.e.b, total.type
     scale = e.load(e.at(call.args, 8 * Slot.SCALE), f32, 4)
-    bias, residual = call.slot(Slot.BIAS), call.slot(Slot.RESIDUAL)
-    no_bias = b.icmp_signed("==", bias, e.const(0))
-    no_residual = b.icmp_signed("==", residual, e.const(0))
-    zero = e.at(call.tail_unit, 896)
-    with e.loop(rows) as r:
-        column = e.mul(e.at(row, r.index), 4)
-        shift = e.load(b.select(no_bias, zero, e.at(bias, column)), f32, 4)
-        with e.loop(n) as l:
-            t = e.at(token, l.index)
-            place = e.at(e.mul(r.index, n), l.index)
-            total = e.tree_sum(e.load(e.at(call.sums, e.mul(place, LANE_BYTES)), floats, 64))
-            out_row = e.at(call.slot(Slot.OUT), e.mul(e.mul(t, call.slot(Slot.OUT_STRIDE)), 4))
-            old_row = e.at(residual, e.mul(e.mul(t, call.slot(Slot.RESIDUAL_STRIDE)), 4))
-            old = e.load(b.select(no_residual, zero, e.at(old_row, column)), f32, 4)
-            e.store(e.fma(scale, b.fadd(total, shift), old), e.at(out_row, column), 4)
+    if type_ != f32:
+        scale = e.splat(scale, type_.count)
+
+    def optional(start: Slot, stride: Slot | None) -> Value:
+        """What is at `column` of a buffer, or zeros if there is none."""
+        address = call.slot(start)
+        none = b.icmp_signed("==", address, e.const(0))
+        if stride is not None:
+            address = e.at(address, e.mul(e.mul(token, call.slot(stride)), 4))
+        return e.load(b.select(none, call.zeros, e.at(address, column)), type_, 4)
+
+    shifted = b.fadd(total, optional(Slot.BIAS, None))
+    result = e.fma(scale, shifted, optional(Slot.RESIDUAL, Slot.RESIDUAL_STRIDE))
+    out = e.at(call.slot(Slot.OUT), e.mul(e.mul(token, call.slot(Slot.OUT_STRIDE)), 4))
+    e.store(result, e.at(out, column), 4)
+
+
+def shift_of(power_of_two: int) -> int:
+    return power_of_two.bit_length() - 1
 
 
 def smaller(e: Ir, x: Value, y: Value) -> Value:

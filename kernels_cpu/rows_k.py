@@ -36,32 +36,21 @@ def half_at(e: Ir, address: Value) -> Value:
     return e.splat(e.half_to_float(e.load(address, i16)), 16)
 
 
-def six_bit_scales(e: Ir, address: Value) -> Value:
-    """float32 [16]: eight scales, then eight minima, from 12 bytes of Q4_K or Q5_K."""
-    b = e.b
-    s, m, rest = (e.load(e.at(address, 4 * k), i32) for k in range(3))
-
-    def part(v: Value, shift: int, mask: int) -> Value:
-        return b.and_(b.lshr(v, e.const(shift, i32)), e.const(mask * 0x01010101, i32))
-
-    words = [
-        part(s, 0, 0x3F),
-        b.or_(part(rest, 0, 0x0F), part(s, 2, 0x30)),
-        part(m, 0, 0x3F),
-        b.or_(part(rest, 4, 0x0F), part(m, 2, 0x30)),
-    ]
-    v = e.undef(vec(i32, 4))
-    for k, word in enumerate(words):
-        v = b.insert_element(v, word, e.const(k, i32))
-    return b.uitofp(b.zext(b.bitcast(v, vec(i8, 16)), ints), floats)
-
-
 def scale_and_bias(e: Ir, unit: Value) -> tuple[Value, Value]:
-    """Of Q4_K and Q5_K in lane order: d * scale and -dmin * minimum."""
-    numbers = six_bit_scales(e, e.at(unit, 4))
-    scale = e.b.fmul(pick(e, numbers, lambda g: g // 2, PAIR_ORDER), half_at(e, unit))
-    minus = e.b.fneg(half_at(e, e.at(unit, 2)))
-    return scale, e.b.fmul(pick(e, numbers, lambda g: 8 + g // 2, PAIR_ORDER), minus)
+    """Of Q4_K and Q5_K in lane order: d * scale and -dmin * minimum, from the first 16 bytes."""
+    b, four = e.b, vec(i32, 4)
+    head = e.load(unit, four)
+    # Dwords: d and dmin, scales 0..3, minima 0..3 with six bits a byte, then the low bits of the rest.
+    first = b.lshr(e.shuffle(head, [1, 1, 2, 2]), ir.Constant(four, [0, 2, 0, 2]))
+    first = b.and_(first, ir.Constant(four, [0x3F3F3F3F, 0x30303030] * 2))
+    rest = b.lshr(e.shuffle(head, [3, 3, 3, 3]), ir.Constant(four, [0, 0, 0, 4]))
+    rest = b.and_(rest, ir.Constant(four, [0, 0x0F0F0F0F] * 2))
+    numbers = b.zext(b.bitcast(b.or_(first, rest), vec(i8, 16)), ints)
+    halves = e.half_to_float(b.bitcast(head, vec(i16, 8)))
+    factors = e.shuffle(halves, [0] * 8 + [1] * 8)
+    products = b.fmul(b.uitofp(numbers, floats), factors)
+    scale = pick(e, products, lambda g: g // 2, PAIR_ORDER)
+    return scale, b.fneg(pick(e, products, lambda g: 8 + g // 2, PAIR_ORDER))
 
 
 def unpack_q4_k(e: Ir, unit: Value) -> Unit:
