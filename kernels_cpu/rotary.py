@@ -2,17 +2,18 @@
 blocks.
 """
 
-from numba import njit, types
+from numba import njit
 
 from kernels_cpu.forms import arg, arg_float
 from kernels_cpu.kernel import kernel
 from kernels_cpu.norms import LAYER, inverse_deviation
-from kernels_cpu.simd import Ir, Value, emits, f32, f64, i32, i64, slot, vec
+from kernels_cpu.simd import Ir, Value, emits, f32, f64, i32, slot, vec
 from kernels_cpu.threads import quotient
 from kernels_cpu.vector_math import (
     LANES,
     floats,
     for_lanes,
+    int32_at,
     put_floats,
     sin_cos,
     sum_blocks,
@@ -146,11 +147,6 @@ def put_halves(e: Ir, x: Value, width: Value, out: Value) -> None:
         e.store(e.float_to_half(floats(e, x, i, n)), e.at(out, e.mul(i, 2)), 2)
 
     for_lanes(e, width, body)
-
-
-@emits(2, types.int64)
-def int32_at(e: Ir, address: Value, index: Value) -> Value:
-    return e.b.sext(e.load(e.at(address, e.mul(index, 4)), i32, 4), i64)
 
 
 (

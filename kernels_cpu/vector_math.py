@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable
 
 from llvmlite import ir
+from numba import types
 
-from kernels_cpu.simd import Ir, Value, f32, i32, i64, vec
+from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, vec
 
 LANES = 16
 FLOATS = vec(f32, LANES)
@@ -101,6 +102,12 @@ def floats(e: Ir, address: Value, index: Value, n: int) -> Value:
 
 def put_floats(e: Ir, value: Value, address: Value, index: Value) -> None:
     e.store(value, e.at(address, e.mul(index, 4)), align=4)
+
+
+@emits(2, types.int64)
+def int32_at(e: Ir, address: Value, index: Value) -> Value:
+    """The index-th int32, as int64."""
+    return e.b.sext(e.load(e.at(address, e.mul(index, 4)), i32, 4), i64)
 
 
 # Functions.
