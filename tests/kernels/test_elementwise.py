@@ -158,6 +158,22 @@ def check_activations() -> None:
             case.check(np.ascontiguousarray(got))
 
 
+def check_logits_are_capped() -> None:
+    """tanh is within 2 units in the last place, small arguments included."""
+    width = 2 * PART + 21
+    x = np.linspace(-200, 200, 3 * width).reshape(3, width).astype(np.float32)
+    x[0, :40] = 10.0 ** np.linspace(-12, 3, 40)
+    memory = rows_of(x)
+    args = [memory.ctypes.data, memory.shape[1], width, float_bits(30)]
+    run_kernel(activations.cap_logits, args, 0, 4)
+    run_kernel(activations.cap_logits, args, 4, 9)
+    expected = 30 * np.tanh(x.astype(np.float64) / 30)
+    # Dividing and multiplying round once each.
+    unit = np.spacing(np.abs(expected).astype(np.float32))
+    assert (np.abs(memory[:, :width] - expected) <= 3.5 * unit).all()
+    assert np.isnan(memory[:, width:]).all()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_elementwise_kernels_equal_their_twins(level: str) -> None:
     run_at(level, __file__)
