@@ -1,5 +1,6 @@
 """Selection: of each row of logits, log-sum-exp and the largest TOP values, without sorting the vocabulary.
 
+    cap_logits     items: rows * chunks(stride); x becomes cap * tanh(x / cap)
     scan_logits    items: rows * chunks(stride); the maximum of each GROUP values, maximum and sum of each CHUNK
     pick_top       items: rows; reads what scan_logits wrote
     edit_logits    items: edited rows; changes single logits and remembers the old ones
@@ -11,6 +12,9 @@ At least TOP values are as large as the TOP-th largest group maximum, so only va
 sorted. Chunks and lanes are fixed, so results do not depend on how items are dealt out.
 
 Rows of logits are `stride` floats apart, a multiple of GROUP; what follows the vocabulary holds -inf.
+
+Argument block of cap_logits:
+    0  logits    1  stride    2  vocabulary    3  float32 bits of the cap
 
 Argument block of scan_logits and pick_top (int64 slots):
     0  logits, float32 [rows][stride]            1  stride, in floats
@@ -33,8 +37,7 @@ from numba import njit, types
 from kernels_cpu.attention_math import LOG2E, exp2, quotient
 from kernels_cpu.kernel import kernel
 from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
-
-__all__ = ["CHUNK", "GROUP", "TOP", "edit_logits", "num_chunks", "pick_top", "scan_logits"]
+from kernels_cpu.vector_math import floats, for_lanes, put_floats, tanh
 
 TOP = 256
 GROUP = 64
@@ -45,6 +48,18 @@ LOWEST_KEY = -(1 << 31)
 
 def num_chunks(stride: int) -> int:
     return -(-stride // CHUNK)
+
+
+@emits(3)
+def cap_values(e: Ir, x: Value, count: Value, cap: Value) -> None:
+    """x = cap * tanh(x / cap) of `count` floats; `cap` is an address."""
+    limit = e.load(cap, f32, 4)
+
+    def body(i: Value, n: int) -> None:
+        c = e.splat(limit, n)
+        put_floats(e, e.b.fmul(c, tanh(e, e.b.fdiv(floats(e, x, i, n), c))), x, i)
+
+    for_lanes(e, count, body)
 
 
 @emits(3, types.float32)
@@ -125,6 +140,18 @@ def store_key(e: Ir, address: Value, value: Value) -> None:
 def row_of(args, item):  # type: ignore[no-untyped-def]
     rows = slot(args, 2)
     return item if rows == 0 else load_int(rows + 4 * item)
+
+
+@kernel
+def cap_logits(args: int, first: int, last: int, scratch: int) -> None:
+    """The soft cap, in place. Item: (row, chunk), chunks innermost."""
+    stride, vocab = slot(args, 1), slot(args, 2)
+    chunks = quotient(stride + CHUNK - 1, CHUNK)
+    for item in range(first, last):
+        row = quotient(item, chunks)
+        start = (item - row * chunks) * CHUNK
+        count = max(0, min(vocab - start, CHUNK))
+        cap_values(slot(args, 0) + 4 * (row * stride + start), count, args + 24)
 
 
 @kernel

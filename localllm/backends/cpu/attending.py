@@ -1,7 +1,5 @@
 """Records of attention, and the work lists that each step fills for them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kernels_cpu.attention import (
@@ -23,26 +21,21 @@ MAX_PARTIALS = 512
 COLUMNS = 4
 
 
-@dataclass(slots=True)
 class Work:
     """Work lists of the layers that share a KV group and a number of query heads, at fixed addresses.
 
     counts  int64: generated entries, merges, prompt entries of this step
     """
 
-    group: int
-    window: int | None
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_entries: int
-
-    def __post_init__(self) -> None:
+    def __init__(self, attention: AttentionSpec, max_entries: int) -> None:
+        self.window = attention.window
+        self.num_heads = attention.num_heads
+        self.num_kv_heads = attention.num_kv_heads
         self.counts = np.zeros(3, np.int64)
-        self.generated = np.zeros((self.max_entries + MAX_PARTIALS, COLUMNS), np.int32)
-        self.merges = np.zeros((self.max_entries, COLUMNS), np.int32)
-        self.prompts = np.zeros((self.max_entries, COLUMNS), np.int32)
-        floats = partial_floats(self.head_dim)
+        self.generated = np.zeros((max_entries + MAX_PARTIALS, COLUMNS), np.int32)
+        self.merges = np.zeros((max_entries, COLUMNS), np.int32)
+        self.prompts = np.zeros((max_entries, COLUMNS), np.int32)
+        floats = partial_floats(attention.head_dim)
         self.partials = zeros((MAX_PARTIALS, self.num_heads, floats), np.float32)
 
     def fill(self, batch: Batch, num_threads: int) -> None:
@@ -71,56 +64,66 @@ class Work:
             self.counts[2] = len(tiles)
 
 
-def work_of(context: Context, layer: int, attention: AttentionSpec) -> Work:
-    """The work lists that serve this layer; layers that see the same positions share them."""
-    group, _ = context.spec.group_of(layer)
-    key = group, attention.num_heads
-    if key not in context.work:
-        options = context.options
-        tile = prompt_tile(attention.num_heads // attention.num_kv_heads)
-        context.work[key] = Work(
-            group,
-            attention.window,
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_dim,
-            options.max_tokens // tile + options.max_segments + options.max_tokens,
-        )
-    return context.work[key]
+class Attending:
+    """Records the attention of all layers, and fills their work lists at every step."""
 
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._work: dict[tuple[int, int], Work] = {}
 
-def attend(context: Context, q: int, out: int, layer: int, attention: AttentionSpec) -> None:
-    """Three records: generated tokens, the sums of their splits, prompt tokens."""
-    work = work_of(context, layer, attention)
-    group, index = context.spec.group_of(layer)
-    kv, step = context.kv[group], context.step
-    stride = context.stride(attention.q_width)
-    args = argument_block(
-        q=q,
-        q_stride=stride,
-        out=out,
-        out_stride=stride,
-        k=kv.key_address(index),
-        v=kv.value_address(index),
-        positions=address_of(step.positions),
-        tables=address_of(step.tables[group]),
-        table_width=context.options.table_width,
-        generated=address_of(work.generated),
-        merges=address_of(work.merges),
-        prompts=address_of(work.prompts),
-        partials=address_of(work.partials),
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        scale=attention.scale,
-        window=attention.window,
-        softcap=attention.softcap,
-        sinks=context.vector_address(attention.sinks),
-    ).tolist()
-    counts = address_of(work.counts)
-    record = context.program.record
-    record(attend_generated, args, count=counts, multiplier=attention.num_kv_heads)
-    record(merge_generated, args, count=counts + 8, multiplier=attention.num_heads)
-    record(
-        attend_prompt, args, count=counts + 16, multiplier=attention.num_kv_heads, flags=CLAIM
-    )
+    def fill(self, batch: Batch, num_threads: int) -> None:
+        for work in self._work.values():
+            work.fill(batch, num_threads)
+
+    def work_of(self, layer: int, attention: AttentionSpec) -> Work:
+        """The work lists that serve this layer; layers that see the same positions share them."""
+        group, _ = self._context.spec.group_of(layer)
+        key = group, attention.num_heads
+        if key not in self._work:
+            options = self._context.options
+            tile = prompt_tile(attention.num_heads // attention.num_kv_heads)
+            entries = options.max_tokens // tile + options.max_segments + options.max_tokens
+            self._work[key] = Work(attention, entries)
+        return self._work[key]
+
+    def attend(self, q: int, out: int, layer: int, attention: AttentionSpec) -> None:
+        """Three records: generated tokens, the sums of their splits, prompt tokens."""
+        work = self.work_of(layer, attention)
+        args = self._arguments(q, out, layer, attention, work)
+        counts = address_of(work.counts)
+        record = self._context.program.record
+        heads, kv_heads = attention.num_heads, attention.num_kv_heads
+        record(attend_generated, args, count=counts, multiplier=kv_heads)
+        record(merge_generated, args, count=counts + 8, multiplier=heads)
+        record(attend_prompt, args, count=counts + 16, multiplier=kv_heads, flags=CLAIM)
+
+    def _arguments(
+        self, q: int, out: int, layer: int, attention: AttentionSpec, work: Work
+    ) -> list[int]:
+        context = self._context
+        group, index = context.spec.group_of(layer)
+        kv, step = context.kv[group], context.step
+        stride = context.stride(attention.q_width)
+        slots: list[int] = argument_block(
+            q=q,
+            q_stride=stride,
+            out=out,
+            out_stride=stride,
+            k=kv.key_address(index),
+            v=kv.value_address(index),
+            positions=address_of(step.positions),
+            tables=address_of(step.tables[group]),
+            table_width=context.options.table_width,
+            generated=address_of(work.generated),
+            merges=address_of(work.merges),
+            prompts=address_of(work.prompts),
+            partials=address_of(work.partials),
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+            sinks=context.vector_address(attention.sinks),
+        ).tolist()
+        return slots

@@ -1,7 +1,6 @@
 """What recording needs to know: the program, the step's memory, where weights and KV lie."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,6 @@ class Context:
     kv: list[KVMemory]
     pool: Pool = field(default_factory=Pool)
     vectors: dict[Vector, Bytes] = field(default_factory=dict)
-    work: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:

@@ -61,7 +61,9 @@ class Weights:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         total = sum(padded(tensor.nbytes) for tensor in tensors)
         if mode == "auto":
-            mode = "resident" if total + ROOM_BYTES < psutil.virtual_memory().available else "mapped"
+            mode = (
+                "resident" if total + ROOM_BYTES < psutil.virtual_memory().available else "mapped"
+            )
         self.mode = mode
         self.num_bytes = total
         self._area: Bytes | None = allocate(total, huge=True) if mode == "resident" else None

@@ -8,9 +8,13 @@ and the quantisation of its result are one pass.
 
 from dataclasses import dataclass
 
-from localllm.backends.cpu import calls
+from localllm.backends.cpu import making
+from localllm.backends.cpu.attending import Attending
 from localllm.backends.cpu.buffers import Forms
 from localllm.backends.cpu.context import Context
+from localllm.backends.cpu.heads import Heads
+from localllm.backends.cpu.making import Maker
+from localllm.backends.cpu.products import Target, product
 from localllm.models.spec import Activation, AttentionSpec, Linear, Norm, Weight
 
 
@@ -21,7 +25,7 @@ class Act:
     width: int
     narrow: bool
     forms: Forms
-    maker: "calls.Maker | None" = None
+    maker: Maker | None = None
 
 
 class CpuOps:
@@ -29,14 +33,16 @@ class CpuOps:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.attending = Attending(context)
+        self.heads = Heads(context)
 
     def embed(self, table: Weight, scale: float) -> Act:
         out = self._new(table.cols)
-        calls.embed(self.context, table, scale, self._real(out))
+        making.embed(self.context, table, scale, self._real(out))
         return out
 
     def norm(self, x: Act, norm: Norm) -> Act:
-        maker = calls.norm(self.context, self._real(x), x.width, norm, narrow=x.narrow)
+        maker = making.norm(self.context, self._real(x), x.width, norm, narrow=x.narrow)
         return self._made(x.width, x.narrow, maker)
 
     def linear(self, x: Act, *linears: Linear) -> tuple[Act, ...]:
@@ -51,20 +57,26 @@ class CpuOps:
     def attend(self, q: Act, k: Act, v: Act, layer: int, attention: AttentionSpec) -> Act:
         out = self._new(attention.q_width)
         real = [self._real(a) for a in (q, k, v)]
-        calls.place_heads(self.context, *real, layer, attention)
-        calls.attend(self.context, real[0], self._real(out), layer, attention)
+        self.heads.place(real[0], real[1], real[2], layer, attention)
+        self.attending.attend(real[0], self._real(out), layer, attention)
         return out
 
     def activate(self, gate: Act | None, up: Act, activation: Activation) -> Act:
         real = None if gate is None else self._real(gate)
-        maker = calls.activate(
+        maker = making.activate(
             self.context, real, self._real(up), up.width, activation, narrow=up.narrow
         )
         return self._made(up.width, up.narrow, maker)
 
     def add(self, x: Act, y: Act, scale: float) -> Act:
         """Into x's own memory: nothing reads the old values afterwards."""
-        calls.add(self.context, self._real(x), self._real(y), x.width, scale, narrow=x.narrow)
+        real, stride = self._real(x), self.context.stride(x.width)
+        maker = y.maker
+        if maker is not None and maker.is_plain_norm:
+            maker.add_to(real, stride, scale)
+        else:
+            maker = making.add(self.context, real, self._real(y), x.width, scale, narrow=x.narrow)
+            maker.write_real(real, stride)
         return Act(x.width, x.narrow, Forms(real=x.forms.real))
 
     def add_linear(self, x: Act, y: Act, linear: Linear, scale: float) -> Act:
@@ -74,22 +86,22 @@ class CpuOps:
 
     def rows(self, x: Act) -> Act:
         out = self._new(x.width, narrow=True)
-        calls.gather(self.context, self._real(x), self._real(out), x.width)
+        making.gather(self.context, self._real(x), self._real(out), x.width)
         return out
 
     def logits(self, x: Act, output: Linear, scale: float, softcap: float | None) -> Act:
         """Into the step's result; the buffer is not of the pool."""
         assert x.narrow
-        stride = self.context.vocab_size
+        stride = self.context.step.logits.shape[1]
         self._product(x, output, self.context.logits_address, scale=scale, stride=stride)
         if softcap is not None:
-            calls.soften(self.context, softcap)
+            making.soften(self.context, softcap)
         return Act(output.weight.rows, True, Forms())
 
     def _new(self, width: int, *, narrow: bool = False) -> Act:
         return Act(width, narrow, Forms(real=self.context.take_real(width)))
 
-    def _made(self, width: int, narrow: bool, maker: "calls.Maker") -> Act:
+    def _made(self, width: int, narrow: bool, maker: Maker) -> Act:
         """A handle whose forms are written by an earlier record, once they are asked for.
 
         All their memory is taken now: what is free later may still be in use where the record stands.
@@ -109,7 +121,7 @@ class CpuOps:
         forms = x.forms
         if forms.row is None or forms.panel is None:
             forms.row, forms.panel = self.context.take_quantised(x.width)
-            maker = calls.quantise(self.context, self._real(x), x.width, narrow=x.narrow)
+            maker = making.quantise(self.context, self._real(x), x.width, narrow=x.narrow)
             maker.write_quantised(forms.row, forms.panel)
         elif x.maker is not None:
             x.maker.write_quantised(forms.row, forms.panel)
@@ -130,13 +142,6 @@ class CpuOps:
             self._real(x)
         else:
             self._quantise(x)
-        calls.product(
-            self.context,
-            x.forms,
-            linear,
-            calls.Target(
-                out, stride or self.context.stride(linear.weight.rows), residual, scale, x.narrow
-            ),
-            more=more,
-        )
-
+        stride = stride or self.context.stride(linear.weight.rows)
+        target = Target(out, stride, residual, scale, x.narrow)
+        product(self.context, x.forms, linear, target, more=more)

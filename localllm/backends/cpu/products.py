@@ -11,7 +11,6 @@ from localllm.backends.cpu.step import Slot
 from localllm.models.spec import Linear
 
 
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a product goes: float32 at `address`, `stride` floats from token to token.
@@ -124,5 +123,3 @@ def panel_inputs(context: Context, x: Forms, type_name: str, cols: int) -> list[
         q.sums.address,
         q.sums_stride,
     ]
-
-

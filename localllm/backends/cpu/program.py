@@ -21,7 +21,6 @@ __all__ = ["CLAIM", "JOINED", "SERIAL", "Program", "Record", "float_bits"]
 Int64s = NDArray[np.int64]
 
 
-
 def float_bits(value: float) -> int:
     """A float32 as the low 32 bits of an argument slot."""
     bits: int = struct.unpack("<I", struct.pack("<f", value))[0]

@@ -3,12 +3,15 @@
 The program reads everything here, so one recorded program serves every step.
 """
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels_cpu.select import GROUP
 from localllm.backends import TOP, BackendOptions, Batch
 from localllm.backends.cpu.memory import address_of, allocate
 
@@ -33,9 +36,12 @@ class Slot(IntEnum):
     EDITS = 14
 
 
-def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+T = TypeVar("T", bound=np.generic)
+
+
+def zeros(shape: tuple[int, ...], dtype: type[T]) -> NDArray[T]:
     """A zeroed array that is committed as it is touched."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     return allocate(size).view(dtype).reshape(shape)
 
 
@@ -53,7 +59,9 @@ class StepMemory:
         self.context_lengths = np.zeros(s, np.int32)
         self.tables = [np.zeros((s, options.table_width), np.int32) for _ in range(num_groups)]
         self.rows = np.zeros(r, np.int32)
-        self.logits = zeros((r, vocab_size), np.float32)
+        # Rows end in -inf: selection reads whole groups.
+        self.logits = zeros((r, -(-vocab_size // GROUP) * GROUP), np.float32)
+        self.logits[:, vocab_size:] = -np.inf
         self.top_ids = np.zeros((r, TOP), np.int32)
         self.top_logits = np.zeros((r, TOP), np.float32)
         self.raw_lse = np.zeros(r, np.float32)
