@@ -109,10 +109,10 @@ def panel_product(
 
 
 def panel_inputs(context: Context, x: Forms, type_name: str, cols: int) -> list[int]:
-    """Slots 4 to 8: values, their stride, scales, sums, the stride of both."""
+    """Slots 4 to 8: values, their stride in bytes, scales, sums, the stride of both in floats."""
     if type_name in EXACT_TYPES:
         assert x.real is not None
-        return [x.real.address, context.stride(cols), 0, 0, 0]
+        return [x.real.address, 4 * context.stride(cols), 0, 0, 0]
     assert x.panel is not None
     q: Quantised = x.panel
     assert q.scales_stride == q.sums_stride
