@@ -10,7 +10,7 @@ from kernels_cpu.forms import FIRST_OWN, WIDTH, arg, arg_float, put_forms, zero_
 from kernels_cpu.kernel import kernel
 from kernels_cpu.simd import Ir, Value, emits, slot
 from kernels_cpu.threads import quotient
-from kernels_cpu.vector_math import LANES, floats, for_lanes, map_blocks, put_floats, sigmoid, tanh
+from kernels_cpu.vector_math import LANES, map_blocks, sigmoid
 
 PART = 1024
 """Values of an item; a multiple of 64."""
@@ -153,34 +153,3 @@ def add(args: int, first: int, last: int, scratch: int) -> None:
         add_part(args, x, y, count, scratch)
         zero_after(scratch, count)
         put_forms(args, token, start, count, scratch)
-
-
-@emits(3)
-def cap_part(e: Ir, args: Value, x: Value, count: Value) -> None:
-    """x = cap * tanh(x / cap), in place."""
-    cap = arg_float(e, args, 3)
-
-    def body(i: Value, n: int) -> None:
-        limit = e.splat(cap, n)
-        value = tanh(e, e.b.fdiv(floats(e, x, i, n), limit))
-        put_floats(e, e.b.fmul(value, limit), x, i)
-
-    for_lanes(e, count, body)
-
-
-@kernel
-def cap_logits(args: int, first: int, last: int, scratch: int) -> None:
-    """x = cap * tanh(x / cap); an item is a part of a row.
-
-    0 x        float32 [R][stride], changed in place; nothing but the width
-    1 x stride in floats
-    2 width
-    3 cap      float32 bits
-    """
-    width = slot(args, 2)
-    parts = quotient(width + PART - 1, PART)
-    for item in range(first, last):
-        row = quotient(item, parts)
-        start = (item - row * parts) * PART
-        x = slot(args, 0) + 4 * (row * slot(args, 1) + start)
-        cap_part(args, x, min(PART, width - start))

@@ -6,7 +6,7 @@ from forms_case import FormsCase, float_bits, padded, run_kernel
 from levels import LEVELS, run_at
 from numpy.typing import NDArray
 
-from kernels_cpu import activations, norms
+from kernels_cpu import activations, norms, select
 from kernels_cpu.activations import KIND_OF, PART
 
 Floats = NDArray[np.float32]
@@ -160,13 +160,13 @@ def check_activations() -> None:
 
 def check_logits_are_capped() -> None:
     """tanh is within 2 units in the last place, small arguments included."""
-    width = 2 * PART + 21
+    width = 2 * select.CHUNK + 21
     x = np.linspace(-200, 200, 3 * width).reshape(3, width).astype(np.float32)
     x[0, :40] = 10.0 ** np.linspace(-12, 3, 40)
     memory = rows_of(x)
     args = [memory.ctypes.data, memory.shape[1], width, float_bits(30)]
-    run_kernel(activations.cap_logits, args, 0, 4)
-    run_kernel(activations.cap_logits, args, 4, 9)
+    run_kernel(select.cap_logits, args, 0, 4)
+    run_kernel(select.cap_logits, args, 4, 9)
     expected = 30 * np.tanh(x.astype(np.float64) / 30)
     # Dividing and multiplying round once each.
     unit = np.spacing(np.abs(expected).astype(np.float32))
