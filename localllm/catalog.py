@@ -87,7 +87,7 @@ class Catalog:
         async with self._lock:
             paths = [Path(file) for file in found.files]
             layer = await asyncio.to_thread(self.store.add_file, paths)
-            return self.store.create(name, layer, _config_of(found), recipe)
+            return self.store.create(name, layer, found.config, recipe)
 
     async def create_from_blob(self, name: ModelName, digest: str, recipe: Recipe) -> StoredModel:
         """A model from a blob that was uploaded before."""
@@ -96,17 +96,17 @@ class Catalog:
             raise BadRequest(f"blob sha256:{digest} is not in the store; upload it first")
         found = await self.describe(self.store.file_of(digest, str(name)))
         async with self._lock:
-            return self.store.create(name, Layer("model", digest, size), _config_of(found), recipe)
+            return self.store.create(name, Layer("model", digest, size), found.config, recipe)
 
     async def create_from_model(self, name: ModelName, base: str, recipe: Recipe) -> StoredModel:
         """A model like another one, but for what `recipe` says."""
         async with self._lock:
             stored = self.store.find(ModelName.parse(base))
-            layer = stored.layer("model")
-            if layer is None:
+            layers = stored.model_layers
+            if not layers:
                 raise BadRequest(f"model '{base}' has no model file")
             merged = merge(self.store.recipe(stored), recipe)
-            return self.store.create(name, layer, stored.config, merged)
+            return self.store.create(name, layers[0], stored.config, merged, shards=layers[1:])
 
     async def copy(self, source: ModelName, destination: ModelName) -> None:
         async with self._lock:
@@ -140,20 +140,4 @@ def details_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "families": families,
         "parameter_size": str(config.get("model_type", "")),
         "quantization_level": str(config.get("file_type", "")),
-    }
-
-
-def _config_of(found: Description) -> dict[str, Any]:
-    """The config blob of a model file."""
-    return {
-        "model_format": "gguf",
-        "model_family": found.architecture,
-        "model_families": [found.architecture],
-        "model_type": found.parameter_size,
-        "file_type": found.quantization,
-        "context_length": found.context_length,
-        "embedding_length": found.embedding_length,
-        "capabilities": found.capabilities,
-        "architecture": "amd64",
-        "os": "linux",
     }

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 11434
@@ -32,6 +33,9 @@ class Settings:
     num_parallel: int = 16
     origins: tuple[str, ...] = ()
     no_history: bool = False
+    hub_endpoint: str = "https://huggingface.co"
+    hub_token: str | None = None
+    hub_is_offline: bool = False
     debug: bool = False
 
 
@@ -75,8 +79,20 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         num_parallel=number("NUM_PARALLEL", None) or d.num_parallel,
         origins=tuple(o.strip() for o in (text("ORIGINS") or "").split(",") if o.strip()),
         no_history=flag("NOHISTORY"),
+        **_hub_settings(env),
         debug=flag("DEBUG"),
     )
+
+
+def _hub_settings(env: Mapping[str, str]) -> dict[str, Any]:
+    """The Hub's own variables, which its client reads too; a token file is left to the client."""
+    token = env.get("HF_TOKEN", "").strip() or env.get("HUGGING_FACE_HUB_TOKEN", "").strip()
+    offline = env.get("HF_HUB_OFFLINE", "") or env.get("TRANSFORMERS_OFFLINE", "")
+    return {
+        "hub_endpoint": env.get("HF_ENDPOINT", "").strip().rstrip("/") or Settings().hub_endpoint,
+        "hub_token": token or None,
+        "hub_is_offline": offline.strip().upper() in ("1", "ON", "YES", "TRUE"),
+    }
 
 
 def process_environment() -> dict[str, str]:

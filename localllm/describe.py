@@ -57,6 +57,22 @@ class Description:
     def capabilities(self) -> list[str]:
         return ["embedding" if self.is_embedding else "completion"]
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config blob of a model made from the file."""
+        return {
+            "model_format": "gguf",
+            "model_family": self.architecture,
+            "model_families": [self.architecture],
+            "model_type": self.parameter_size,
+            "file_type": self.quantization,
+            "context_length": self.context_length,
+            "embedding_length": self.embedding_length,
+            "capabilities": self.capabilities,
+            "architecture": "amd64",
+            "os": "linux",
+        }
+
 
 def describe(path: Path, *, verbose: bool = False) -> Description:
     """Read a file's header. Long arrays become None unless `verbose`."""

@@ -52,3 +52,7 @@ class DaemonUnavailable(LocalLLMError):
 
 class StoreError(LocalLLMError):
     """The model store cannot be read or written."""
+
+
+class PullFailed(LocalLLMError):
+    """A model could not be fetched; what is there already is kept for the next try."""

@@ -3,6 +3,8 @@
     manifests/<host>/<namespace>/<model>/<tag>   JSON: the layers of a model by digest
     blobs/sha256-<hex>                           model files, system prompts, parameters, ...
     references/sha256-<hex>                      JSON: the user's own file that a blob stands for
+    splits/sha256-<hex>/                         links to the blobs of a split model, named as its parts
+    partial/                                     downloads that are not complete (pull/)
 
 A model made from a local file is not copied: its blob is a hard link where the file system allows
 one, else only a reference, and either way device, inode, size and time are compared with those at
@@ -17,15 +19,18 @@ Not here: what is inside a model file (describe.py), downloads (pull/).
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localllm.errors import BadFile, BadRequest, ModelNotFound, StoreError
+from localllm.errors import BadRequest, ModelNotFound, StoreError
 from localllm.names import ModelName
+from localllm.user_files import check_unchanged, fingerprint, try_link
 
 LAYER_PREFIX = "application/vnd.ollama.image."
 CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
@@ -61,6 +66,11 @@ class StoredModel:
         """Bytes of all parts."""
         return self.config_layer.size + sum(layer.size for layer in self.layers)
 
+    @property
+    def model_layers(self) -> tuple[Layer, ...]:
+        """The model file, or all parts of a split one in order."""
+        return tuple(layer for layer in self.layers if layer.kind == "model")
+
     def layer(self, kind: str) -> Layer | None:
         """The last layer of a kind."""
         return next((layer for layer in reversed(self.layers) if layer.kind == kind), None)
@@ -94,6 +104,8 @@ class Store:
         self._manifests = root / "manifests"
         self._blobs = root / "blobs"
         self._references = root / "references"
+        self._splits = root / "splits"
+        self.partial = root / "partial"
 
     def models(self) -> list[StoredModel]:
         """All models, the newest first; damaged manifests are left out."""
@@ -146,10 +158,31 @@ class Store:
 
         Raises StoreError if it is gone or has changed.
         """
-        layer = model.layer("model")
-        if layer is None:
-            raise StoreError(f"model '{model.name}' has no model file")
-        return self.file_of(layer.digest, str(model.name))
+        return self.file_of_layers(model.model_layers, str(model.name))
+
+    def file_of_layers(self, layers: Sequence[Layer], name: str) -> Path:
+        """The file to open for model layers: the only one, or the first part of a split model.
+
+        Raises StoreError if a file is gone or has changed; `name` is for the message.
+        """
+        files = [self.file_of(layer.digest, name) for layer in layers]
+        if not files:
+            raise StoreError(f"model '{name}' has no model file")
+        if len(files) == 1:
+            return files[0]
+        folder = self._splits / f"sha256-{layers[0].digest}"
+        parts = [folder / f"model-{n:05}-of-{len(files):05}.gguf" for n, _ in enumerate(files, 1)]
+        for part, file in zip(parts, files):
+            self._symlink(part, file)
+        return parts[0]
+
+    def has(self, digest: str) -> bool:
+        """Whether the content of that hash is there, be it a blob or a file of the user's."""
+        try:
+            self.file_of(digest, digest)
+        except StoreError:
+            return False
+        return True
 
     def file_of(self, digest: str, name: str) -> Path:
         """Like `model_file`, for the blob of a digest; `name` is for the error."""
@@ -164,7 +197,7 @@ class Store:
             raise StoreError(f"the reference of model '{name}' is damaged: {error}") from error
         linked = blob.is_file()
         for file in files:
-            _check_unchanged(blob if linked else Path(file["path"]), file, name)
+            check_unchanged(blob if linked else Path(file["path"]), file, name)
         return blob if linked else Path(files[0]["path"])
 
     def add_file(self, paths: Sequence[Path]) -> Layer:
@@ -172,7 +205,7 @@ class Store:
 
         Takes the time to read it once. Raises BadFile if it cannot be read.
         """
-        files, digest = _fingerprint(paths)
+        files, digest = fingerprint(paths)
         blob = self._blob(digest)
         reference = self._references / blob.name
         try:
@@ -181,7 +214,7 @@ class Store:
             blob.parent.mkdir(parents=True, exist_ok=True)
             blob.unlink(missing_ok=True)
             if len(paths) == 1:
-                _try_link(paths[0], blob)
+                try_link(paths[0], blob)
             self._write(reference, json.dumps({"files": files}, indent=1).encode())
         return Layer("model", digest, sum(int(file["size"]) for file in files))
 
@@ -205,11 +238,38 @@ class Store:
         self._blobs.mkdir(parents=True, exist_ok=True)
         return BlobWriter(self._blob(digest))
 
+    def adopt(self, path: Path, digest: str) -> None:
+        """Make a complete file below the store's folder, known to have that hash, a blob."""
+        blob = self._blob(digest)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        os.chmod(path, 0o644)
+        os.replace(path, blob)
+        (self._references / blob.name).unlink(missing_ok=True)
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Remove those of the blobs that no model uses."""
+        self._drop(digests)
+
+    def add_manifest(self, name: ModelName, data: bytes) -> StoredModel:
+        """Write a manifest as it was received, replacing one of that name; its blobs are there."""
+        path = self._path(name)
+        self._replace(path, data)
+        return self._read_manifest(path)
+
     def create(
-        self, name: ModelName, model: Layer, config: Mapping[str, Any], recipe: Recipe
+        self,
+        name: ModelName,
+        model: Layer,
+        config: Mapping[str, Any],
+        recipe: Recipe,
+        *,
+        shards: Sequence[Layer] = (),
     ) -> StoredModel:
-        """Write the manifest of a model, replacing one of that name."""
-        layers = [model]
+        """Write the manifest of a model, replacing one of that name.
+
+        `shards` are the further parts of a split model whose first part is `model`.
+        """
+        layers = [model, *shards]
         for kind, text in (("template", recipe.template), ("system", recipe.system)):
             if text:
                 layers.append(self.add_bytes(kind, text.encode()))
@@ -225,9 +285,7 @@ class Store:
             "config": _layer_json(config_layer, CONFIG_TYPE),
             "layers": [_layer_json(layer, LAYER_PREFIX + layer.kind) for layer in layers],
         }
-        path = self._path(name)
-        self._replace(path, _json(manifest))
-        return self._read_manifest(path)
+        return self.add_manifest(name, _json(manifest))
 
     def copy(self, source: ModelName, destination: ModelName) -> None:
         """Give a model another name, replacing one of that name."""
@@ -268,6 +326,7 @@ class Store:
         for digest in set(digests) - used:
             self._blob(digest).unlink(missing_ok=True)
             (self._references / f"sha256-{digest}").unlink(missing_ok=True)
+            shutil.rmtree(self._splits / f"sha256-{digest}", ignore_errors=True)
 
     def _digests(self, manifest: Path) -> set[str]:
         """Hashes of all that a manifest names."""
@@ -321,6 +380,19 @@ class Store:
         digest = hashlib.sha256(data).hexdigest()
         name = ModelName(*path.parts[-4:])
         return StoredModel(name, digest, modified_at, dict(config), config_layer, layers)
+
+    def _symlink(self, link: Path, file: Path) -> None:
+        """Make `link` point to `file`, relative to the store so that it can be moved."""
+        target = os.path.relpath(file, link.parent)
+        if link.is_symlink() and os.readlink(link) == target:
+            return
+        partial = link.with_name(f".{link.name}-{os.getpid()}-{threading.get_ident()}")
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            partial.symlink_to(target)
+            os.replace(partial, link)
+        except OSError as error:
+            raise StoreError(f"cannot write {link}: {error.strerror}") from error
 
     def _write(self, path: Path, data: bytes) -> None:
         """Make `path` appear with all of `data` at once."""
@@ -388,52 +460,3 @@ def _entries(folder: Path) -> list[Path]:
 
 def _listdir(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.is_dir() else []
-
-
-def _identity(path: Path | str) -> dict[str, int]:
-    """What changes when a file is replaced or written to."""
-    stat = os.stat(path)
-    return {
-        "device": stat.st_dev,
-        "inode": stat.st_ino,
-        "size": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-    }
-
-
-def _fingerprint(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], str]:
-    """Identities of files and the SHA-256 of their contents one after the other."""
-    whole = hashlib.sha256()
-    files = []
-    for path in paths:
-        try:
-            before = _identity(path)
-            with path.open("rb") as file:
-                while chunk := file.read(1 << 20):
-                    whole.update(chunk)
-        except OSError as error:
-            raise BadFile(f"{path}: {error.strerror}") from error
-        if _identity(path) != before:
-            raise BadFile(f"{path}: changed while it was read")
-        files.append({"path": str(path), **before})
-    return files, whole.hexdigest()
-
-
-def _try_link(path: Path, blob: Path) -> None:
-    """Hard-link a file into the store where the file system can."""
-    try:
-        os.link(path.resolve(), blob)
-    except OSError:
-        return
-
-
-def _check_unchanged(path: Path, file: Mapping[str, Any], name: str) -> None:
-    """Raise StoreError if the file at `path` is not the one that `file` describes."""
-    try:
-        found = _identity(path)
-    except OSError:
-        raise StoreError(f"{path}, the file of model '{name}', is gone") from None
-    if any(found[key] != file[key] for key in found):
-        raise StoreError(
-            f"{file['path']} changed since model '{name}' was made from it: create the model again"
-        )

@@ -22,10 +22,14 @@ ALLOWED = {
     "engine": {"backends", "models", "sampling"},
     "text": {"gguf", "metadata"},
     "names": set(),
-    "store": {"names", "gguf", "metadata", "quants"},
-    "pull": {"names", "store"},
+    "store": {"names", "user_files"},
+    "user_files": set(),
+    "pull": {"names", "store", "describe", "identity"},
 }
-HEAVY = ("numba", "mlx", "starlette", "llvmlite", "jinja2", "tokenizers")
+HEAVY = (
+    *("numba", "mlx", "starlette", "llvmlite", "jinja2", "tokenizers"),
+    *("huggingface_hub", "httpx2"),
+)
 
 
 def part_of(module: str) -> str:
@@ -67,7 +71,14 @@ def test_kernels_import_nothing_of_localllm(folder: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["localllm", "localllm.config", "localllm.gguf", "localllm.store", "localllm.client"],
+    [
+        "localllm",
+        "localllm.config",
+        "localllm.gguf",
+        "localllm.store",
+        "localllm.client",
+        "localllm.pull",
+    ],
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"

@@ -1,0 +1,19 @@
+"""Pulling: from a model's name to its files in the store.
+
+    reference.py   what a name means: which source, which revision
+    catalogue.py   short library names -> repositories of the Hub (catalogue.tsv, edited by hand)
+    choosing.py    which of a repository's GGUF files
+    hub.py, registry.py, folders.py
+                   one resolver a source; the first two give a `Package`, the third imports
+                   what is on this machine already
+    package.py     `Package`: the files to fetch, with their sizes and hashes, and what they become
+    transport.py   HTTP: redirects, credentials, ranges checked, small bodies bounded
+    ranges.py      which bytes of a file are there
+    staging.py     a file that is being fetched: its bytes, its state on disk, its lock
+    download.py    several ranges at once, retried, hashed
+    puller.py      `pull`: all of it in order
+    events.py      what `pull` tells while it works
+
+`pull` is a plain function that blocks, for a thread of the daemon's. It knows no HTTP server and
+prints nothing. Nothing here is imported before a pull begins: the Hub's client is heavy.
+"""
