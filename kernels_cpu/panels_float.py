@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from kernels_cpu.kernel import isa
 from kernels_cpu.panels_tile import (
-    LANES,
     ROWS_PER_TILE,
     SUMS_BYTES,
     Product,
@@ -19,7 +18,7 @@ from kernels_cpu.panels_tile import (
     smaller,
 )
 from kernels_cpu.simd import Ir, Value, f32, i16, i32, vec
-from kernels_cpu.unpack_blocks import Blocks
+from kernels_cpu.unpack_blocks import LANES, Blocks
 
 DEPTH = 128
 PIECE_BYTES = 16

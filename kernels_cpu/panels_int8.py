@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from kernels_cpu.kernel import isa
 from kernels_cpu.panels_tile import (
-    ROWS_PER_TILE,
     SUMS_BYTES,
     Product,
     RegisterTile,
@@ -20,9 +19,10 @@ from kernels_cpu.panels_tile import (
     for_tiles,
     masked_load,
     smaller,
+    unpack_tile,
 )
 from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
-from kernels_cpu.unpack_blocks import GROUP, LANES, STEP_BYTES, Blocks, Format, PanelBlock
+from kernels_cpu.unpack_blocks import GROUP, LANES, STEP_BYTES, BytePanel, Format
 
 DEPTH = 512
 PREPARED_BYTES = DEPTH // 16 * 4
@@ -31,7 +31,7 @@ Sums = dict[tuple[int, int], Value]
 
 
 def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value, f: Format) -> None:
-    """All of the kernel of one weight type."""
+    """All of the kernel of one weight type, with int8 activations."""
 
     def body(p: Product) -> None:
         columns = p.args[3]
@@ -39,25 +39,17 @@ def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value,
             value = e.mul(part.index, DEPTH)
             left = smaller(e, e.b.sub(columns, value), e.const(DEPTH))
             groups = divide(e, left, GROUP)
-            unpack(p, f, value, groups)
+            unpack_tile(p, f, value, groups, lambda group, half: byte_panel(p, f, group, half))
             prepare(p, f, value)
             multiply(p, f, value, groups)
 
     for_tiles(e, args, first, last, scratch, body)
 
 
-def unpack(p: Product, f: Format, value: Value, groups: Value) -> None:
-    """Unpack `groups` groups that begin at `value` of each row."""
+def byte_panel(p: Product, f: Format, group: Value, half: Value) -> BytePanel:
     e = p.e
-    first = e.mul(divide(e, value, f.block_length), f.block_bytes)
-    per_block = f.block_length // GROUP
-    with e.loop(e.const(ROWS_PER_TILE // LANES)) as half:
-        table = e.at(p.rows, e.mul(half.index, 8 * LANES))
-        out = e.at(p.panel, e.mul(half.index, 4 * LANES))
-        with e.loop(divide(e, groups, per_block)) as block:
-            offset = e.at(first, e.mul(block.index, f.block_bytes))
-            to = e.at(out, e.mul(block.index, per_block * f.group_bytes))
-            f.unpack(Blocks(e, table, offset), PanelBlock(e, to, f))
+    at = e.at(p.panel, e.mul(group, f.group_bytes), e.mul(half, 4 * LANES))
+    return BytePanel(e, at, f)
 
 
 def prepare(p: Product, f: Format, value: Value) -> None:

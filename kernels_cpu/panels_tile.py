@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernels_cpu.simd import Ir, Value, f32, i32, i64, vec, void
+from kernels_cpu.unpack_blocks import GROUP, LANES, Blocks, Format, Panel
 
 ROWS_PER_TILE = 32
-LANES = 16
 PANEL_AT, SUMS_AT = 4096, 65536
 SUMS_BYTES = 4 * ROWS_PER_TILE
 
@@ -130,6 +130,27 @@ def list_rows(p: Product, row: Value) -> None:
     with e.loop(e.const(ROWS_PER_TILE)) as r:
         address = e.at(weights, e.b.mul(smaller(e, e.at(row, r.index), end), row_bytes))
         e.store(address, e.at(p.rows, e.mul(r.index, 8)), 8)
+
+
+def unpack_tile(
+    p: Product,
+    f: Format,
+    value: Value,
+    groups: Value,
+    place: Callable[[Value, Value], Panel],
+) -> None:
+    """Unpack `groups` groups that begin at `value` of each row.
+
+    place(group, half) says where a block whose first group it is goes, of 16 of the rows.
+    """
+    e = p.e
+    first = e.mul(divide(e, value, f.block_length), f.block_bytes)
+    per_block = f.block_length // GROUP
+    with e.loop(e.const(ROWS_PER_TILE // LANES)) as half:
+        table = e.at(p.rows, e.mul(half.index, 8 * LANES))
+        with e.loop(divide(e, groups, per_block)) as block:
+            blocks = Blocks(e, table, e.at(first, e.mul(block.index, f.block_bytes)))
+            f.unpack(blocks, place(e.mul(block.index, per_block), half.index))
 
 
 def clear_sums(p: Product) -> None:

@@ -3,9 +3,9 @@
 Every type is affine: a weight is scale * code + bias with a code in 0..255, or, where codes are
 signed numbers plus an offset, scale * (code - offset). A scale (and bias) counts for 16 or 32
 neighbours in a row. An unpacker takes one block of each of 16 rows apart, in vectors whose lane is
-the row: `Blocks.words` brings 16 bytes of each row into four vectors, `PanelBlock` takes results.
+the row: `Blocks.words` brings 16 bytes of each row into four vectors, a `Panel` takes results.
 
-A panel has 32 rows. It is a list of groups of 32 values, each one
+A panel of bytes has 32 rows. It is a list of groups of 32 values, each one
     codes   uint8   [8][32][4]      four neighbours of each row side by side
     scale   float32 [scales][32]    scales = 2 if a scale counts for 16 values, else 1
     bias    float32 [scales][32]    only without an offset
@@ -13,6 +13,7 @@ A panel has 32 rows. It is a list of groups of 32 values, each one
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kernels_cpu.simd import Ir, Value, f32, i8, i16, i32, vec
 
@@ -87,7 +88,7 @@ class Format:
     scale_length: int
     largest_code: int
     offset: int | None
-    unpack: "Callable[[Blocks, PanelBlock], None]"
+    unpack: "Callable[[Blocks, Panel], None]"
 
     @property
     def scales(self) -> int:
@@ -99,22 +100,30 @@ class Format:
         return (8 + lines) * STEP_BYTES
 
 
+class Panel(Protocol):
+    """Takes what an unpacker finds in a block of 16 rows, scales before the codes they count for."""
+
+    def put_scale(self, index: int, scale: Value, bias: Value | None = None) -> None:
+        """Scale and bias (where the format has any) of the scale group `index` of the block."""
+
+    def put_codes(self, value: int, codes: Value) -> None:
+        """Codes of the four neighbours that begin at `value`, a byte each."""
+
+
 @dataclass(frozen=True, slots=True)
-class PanelBlock:
-    """Where a block of 16 rows goes: `address` is the first row in the block's first group."""
+class BytePanel:
+    """A block's place in a panel of bytes: `address` is the first row in its first group."""
 
     e: Ir
     address: Value
     format: Format
 
     def put_codes(self, value: int, codes: Value) -> None:
-        """Codes of the four neighbours that begin at `value`."""
         group, inside = divmod(value, GROUP)
         at = group * self.format.group_bytes + inside // 4 * STEP_BYTES
         self.e.store(codes, self.e.at(self.address, at), 64)
 
     def put_scale(self, index: int, scale: Value, bias: Value | None = None) -> None:
-        """Scale and bias of the scale group `index` of the block."""
         scales = self.format.scales
         group, part = divmod(index, scales)
         at = group * self.format.group_bytes + (8 + part) * STEP_BYTES

@@ -4,7 +4,7 @@ Low nibbles are the first 16 of 32 values. Source: ggml-common.h for the layouts
 """
 
 from kernels_cpu.simd import Value
-from kernels_cpu.unpack_blocks import Blocks, Format, PanelBlock, floats, ints
+from kernels_cpu.unpack_blocks import Blocks, Format, Panel, floats, ints
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Twice the values of E2M1.
@@ -14,7 +14,7 @@ FP4_CODES = tuple(v + 12 for v in FP4_VALUES)
 
 
 def put_looked_up(
-    blocks: Blocks, panel: PanelBlock, first: int, value: int, table: tuple[int, ...]
+    blocks: Blocks, panel: Panel, first: int, value: int, table: tuple[int, ...]
 ) -> None:
     """32 codes from `value` on, from the 16 bytes at `first`."""
     for i, word in enumerate(blocks.words(first)):
@@ -23,13 +23,13 @@ def put_looked_up(
             panel.put_codes(value + 16 * high + 4 * i, codes)
 
 
-def unpack_iq4_nl(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_iq4_nl(blocks: Blocks, panel: Panel) -> None:
     """d f16, 16 bytes; d * values[n]."""
     panel.put_scale(0, blocks.half(blocks.words(0)[0]))
     put_looked_up(blocks, panel, 2, 0, IQ4_CODES)
 
 
-def unpack_iq4_xs(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_iq4_xs(blocks: Blocks, panel: Panel) -> None:
     """d f16, 8 bit pairs and 8 nibbles of scales, 128 bytes; d * (scale - 32) * values[n]."""
     e = blocks.e
     head = blocks.words(0)
@@ -52,7 +52,7 @@ def power_of_two(blocks: Blocks, exponent: Value) -> Value:
     return b.bitcast(b.select(is_small, subnormal, usual), floats)
 
 
-def unpack_mxfp4(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_mxfp4(blocks: Blocks, panel: Panel) -> None:
     """Exponent x, 16 bytes; 2 ** (x - 128) * values[n]."""
     exponent = blocks.bits(blocks.words(0)[0], 0, 255)
     panel.put_scale(0, power_of_two(blocks, exponent))

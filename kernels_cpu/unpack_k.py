@@ -4,7 +4,7 @@ Source: ggml-common.h for the layouts.
 """
 
 from kernels_cpu.simd import Value
-from kernels_cpu.unpack_blocks import Blocks, Format, PanelBlock, ints
+from kernels_cpu.unpack_blocks import Blocks, Format, Panel, ints
 
 
 def scales_of_k(blocks: Blocks, head: list[Value], j: int) -> tuple[Value, Value]:
@@ -20,7 +20,7 @@ def scales_of_k(blocks: Blocks, head: list[Value], j: int) -> tuple[Value, Value
     return pair[0], pair[1]
 
 
-def put_scales_of_k(blocks: Blocks, panel: PanelBlock) -> None:
+def put_scales_of_k(blocks: Blocks, panel: Panel) -> None:
     """Scales d * sc and biases -dmin * m of the 8 sub-blocks of Q4_K and Q5_K."""
     e = blocks.e
     head = blocks.words(0)
@@ -31,7 +31,7 @@ def put_scales_of_k(blocks: Blocks, panel: PanelBlock) -> None:
         panel.put_scale(j, e.b.fmul(d, blocks.real(scale)), e.b.fmul(minimum, blocks.real(bias)))
 
 
-def unpack_q4_k(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q4_k(blocks: Blocks, panel: Panel) -> None:
     """d f16, dmin f16, 12 bytes of scales, 128 of nibbles: 32 hold two sub-blocks, low first."""
     put_scales_of_k(blocks, panel)
     for first in range(0, 128, 16):
@@ -41,7 +41,7 @@ def unpack_q4_k(blocks: Blocks, panel: PanelBlock) -> None:
             panel.put_codes(value + 32 + 4 * i, blocks.nibbles(word, high=True))
 
 
-def unpack_q6_k(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q6_k(blocks: Blocks, panel: Panel) -> None:
     """128 bytes of nibbles, 64 of bit pairs, 16 signed scales, d f16; d * scale * (q - 32)."""
     e = blocks.e
     # The half float ends the block: read the 16 bytes that end with it.
@@ -62,7 +62,7 @@ def unpack_q6_k(blocks: Blocks, panel: PanelBlock) -> None:
                     panel.put_codes(value, e.b.or_(nibbles, pairs))
 
 
-def unpack_q5_k(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q5_k(blocks: Blocks, panel: Panel) -> None:
     """As Q4_K with 32 bytes before the nibbles whose bit j is the fifth bit of sub-block j."""
     put_scales_of_k(blocks, panel)
     e, fifth = blocks.e, [blocks.words(16), blocks.words(32)]
@@ -76,7 +76,7 @@ def unpack_q5_k(blocks: Blocks, panel: PanelBlock) -> None:
                 panel.put_codes(32 * j + 16 * part + 4 * i, codes)
 
 
-def unpack_q2_k(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q2_k(blocks: Blocks, panel: Panel) -> None:
     """16 bytes of scales and minima, 64 bytes of bit pairs, d f16, dmin f16; d * sc * q - dmin * m."""
     e = blocks.e
     # The half floats end the block: read the 16 bytes that end with them.
@@ -103,7 +103,7 @@ def scale_of_q3_k(blocks: Blocks, words: list[Value], j: int) -> Value:
     return e.b.sub(e.b.or_(four, two), e.const(32, ints))
 
 
-def unpack_q3_k(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q3_k(blocks: Blocks, panel: Panel) -> None:
     """32 bytes of third bits, 64 of bit pairs, 12 of scales, d f16; d * (sc - 32) * (q - 4)."""
     e = blocks.e
     d = blocks.half(blocks.words(94)[3], high=True)

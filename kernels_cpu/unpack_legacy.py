@@ -4,17 +4,17 @@ Low nibbles are the first 16 values. Source: ggml-common.h for the layouts.
 """
 
 from kernels_cpu.simd import Value
-from kernels_cpu.unpack_blocks import Blocks, Format, PanelBlock, ints
+from kernels_cpu.unpack_blocks import Blocks, Format, Panel, ints
 
 
-def put_nibbles(blocks: Blocks, panel: PanelBlock, first: int) -> None:
+def put_nibbles(blocks: Blocks, panel: Panel, first: int) -> None:
     """Codes from the 16 bytes at `first`."""
     for i, word in enumerate(blocks.words(first)):
         panel.put_codes(4 * i, blocks.nibbles(word))
         panel.put_codes(16 + 4 * i, blocks.nibbles(word, high=True))
 
 
-def put_five_bits(blocks: Blocks, panel: PanelBlock, first: int, fifth: Value) -> None:
+def put_five_bits(blocks: Blocks, panel: Panel, first: int, fifth: Value) -> None:
     """Codes from the 16 bytes at `first` and a dword of fifth bits."""
     for i, word in enumerate(blocks.words(first)):
         for value, high in ((4 * i, False), (16 + 4 * i, True)):
@@ -31,20 +31,20 @@ def fifth_bits(blocks: Blocks, bits: Value, first: int) -> Value:
     return e.b.and_(spread, e.const(0x10101010, ints))
 
 
-def unpack_q4_0(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q4_0(blocks: Blocks, panel: Panel) -> None:
     """d f16, 16 bytes; d * (n - 8)."""
     panel.put_scale(0, blocks.half(blocks.words(0)[0]))
     put_nibbles(blocks, panel, 2)
 
 
-def unpack_q4_1(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q4_1(blocks: Blocks, panel: Panel) -> None:
     """d f16, m f16, 16 bytes; d * n + m."""
     head = blocks.words(0)[0]
     panel.put_scale(0, blocks.half(head), blocks.half(head, high=True))
     put_nibbles(blocks, panel, 4)
 
 
-def unpack_q5_0(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q5_0(blocks: Blocks, panel: Panel) -> None:
     """d f16, a dword of fifth bits, 16 bytes; d * (q - 16)."""
     e = blocks.e
     head = blocks.words(0)
@@ -53,14 +53,14 @@ def unpack_q5_0(blocks: Blocks, panel: PanelBlock) -> None:
     put_five_bits(blocks, panel, 6, fifth)
 
 
-def unpack_q5_1(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q5_1(blocks: Blocks, panel: Panel) -> None:
     """d f16, m f16, a dword of fifth bits, 16 bytes; d * q + m."""
     head = blocks.words(0)
     panel.put_scale(0, blocks.half(head[0]), blocks.half(head[0], high=True))
     put_five_bits(blocks, panel, 8, head[1])
 
 
-def unpack_q8_0(blocks: Blocks, panel: PanelBlock) -> None:
+def unpack_q8_0(blocks: Blocks, panel: Panel) -> None:
     """d f16, 32 signed bytes; the codes are 128 more."""
     e = blocks.e
     panel.put_scale(0, blocks.half(blocks.words(0)[0]))
