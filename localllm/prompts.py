@@ -88,9 +88,9 @@ class PromptBuilder:
         if request.messages is None:
             return request.prompt
         with self._lock:
-            return self.template.render(
-                list(request.messages), tools=request.tools, **request.variables
-            )
+            head, start = split_start(request.messages)
+            text = self.template.render(head, tools=request.tools, **request.variables)
+            return text + start
 
     def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
         with self._lock:
@@ -126,7 +126,10 @@ class PromptBuilder:
         return Prompt(best.tokens, len(messages) - kept)
 
     def _encode(self, request: TextRequest, messages: list[Message]) -> list[int]:
-        ids = self.template.encode(messages, tools=request.tools, **request.variables)
+        head, start = split_start(messages)
+        ids = self.template.encode(head, tools=request.tools, **request.variables)
+        if start:
+            ids += self.tokenizer.encode(start, parse_special=False)
         if not request.tokens:
             return ids
         bos = self.tokenizer.bos_id
@@ -137,6 +140,15 @@ class PromptBuilder:
             *(request.tokens[1:] if request.tokens[0] == bos else request.tokens),
             *ids[1:],
         ]
+
+
+def split_start(messages: Sequence[Message]) -> tuple[list[Message], str]:
+    """The messages, and the text of a last one of the assistant, which the answer goes on from."""
+    last = messages[-1]
+    is_start = last.get("role") == "assistant" and not last.get("tool_calls")
+    if not is_start or len(messages) == 1:
+        return list(messages), ""
+    return list(messages[:-1]), str(last.get("content") or "")
 
 
 def without_oldest(messages: Sequence[Message], count: int) -> list[Message]:
