@@ -8,7 +8,7 @@ Not here: what is printed (cli/).
 import fcntl
 import http.client
 import json
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,10 +31,11 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What answers at an address: nothing, our daemon of some build, or another program."""
+    """What answers at an address: our daemon, of some build, or another program."""
 
     is_ours: bool
     build: Build | None = None
+    is_background: bool = False
     other: str | None = None
 
 
@@ -161,8 +162,11 @@ class Client:
             raise DaemonUnavailable(other_program(found.other or "another program", self.address))
         if not self.address.is_local or found.build is None:
             return
-        if found.build < Build.current():
+        current = Build.current()
+        if found.build < current and found.is_background:
             self._restart(prepares=prepares, note=note)
+        elif found.build.version < current.version and note is not None:
+            note("the running daemon is an older version; restart it to use this one")
 
     def _restart(self, *, prepares: bool, note: Callable[[str], None] | None) -> None:
         try:
@@ -185,7 +189,7 @@ class Client:
             process = _spawn(log, prepares=prepares)
 
             def is_up() -> bool:
-                if process.poll() is not None:
+                if os.waitpid(process, os.WNOHANG)[0]:
                     raise DaemonUnavailable(f"the daemon did not start: {_last_line(log)}")
                 return self.probe() is not None
 
@@ -199,20 +203,22 @@ class Client:
             time.sleep(0.01)
 
 
-def _spawn(log: Path, *, prepares: bool) -> subprocess.Popen[bytes]:
-    """Start `localllm serve` in a session of its own, its output in the log."""
+def _spawn(log: Path, *, prepares: bool) -> int:
+    """Start the daemon in a session of its own, its output in the log; gives its process id."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "localllm.server", "--background"]
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            command + ["--prepare"] * prepares,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=process_environment(),
-            cwd="/",
-        )
+    command = [sys.executable, "-m", "localllm.server", "--background"] + ["--prepare"] * prepares
+    # Nobody waits for this child, so it is no `Popen`.
+    return os.posix_spawn(
+        sys.executable,
+        command,
+        process_environment(),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
 
 
 def _identify(data: bytes, server: str) -> Found:
@@ -222,7 +228,8 @@ def _identify(data: bytes, server: str) -> Found:
     except ValueError:
         body = {}
     if isinstance(body, dict) and isinstance(body.get("localllm"), dict):
-        return Found(True, Build.parse(str(body["localllm"].get("build"))))
+        own = body["localllm"]
+        return Found(True, Build.parse(str(own.get("build"))), own.get("background") is True)
     if isinstance(body, dict) and isinstance(body.get("version"), str):
         return Found(False, other=f"Ollama {body['version']}")
     return Found(False, other=f"another program ({server})" if server else None)

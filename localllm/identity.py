@@ -45,12 +45,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-def version_body(build: Build) -> dict[str, Any]:
-    """What `/api/version` says."""
-    return {
-        "version": OLLAMA_VERSION,
-        "localllm": {"version": __version__, "build": str(build), "pid": os.getpid()},
-    }
+def version_body(build: Build, *, is_background: bool) -> dict[str, Any]:
+    """What `/api/version` says. Clients may restart daemons that clients started."""
+    own = {"version": __version__, "build": str(build), "pid": os.getpid()}
+    return {"version": OLLAMA_VERSION, "localllm": {**own, "background": is_background}}
 
 
 def read_secret(data_dir: Path) -> str:

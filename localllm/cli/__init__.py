@@ -7,7 +7,6 @@ answer alone when it is piped; progress is shown on terminals only.
 import sys
 
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 
 
 def main(args: list[str] | None = None) -> int:
@@ -28,7 +27,7 @@ def main(args: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _silence_output()
-        return EXIT_BROKEN_PIPE
+        return 1
 
 
 def _run(args: list[str]) -> int:
@@ -41,8 +40,8 @@ def _run(args: list[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TyperException as error:
-        # Without a command there is only help, which is all it says.
         if not args:
+            print(error.format_message())
             return 0
         print(f"Error: {error.format_message()}", file=sys.stderr)
         return 1

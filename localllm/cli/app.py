@@ -26,8 +26,8 @@ Prefix = Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that
 
 
 def command() -> Any:
-    """The command line as one object with a `main`."""
-    from localllm.cli import files  # noqa: F401  (adds the commands for files)
+    """The command line as one object with a `main`, the commands for files included."""
+    import localllm.cli.files  # noqa: F401
 
     return get_command(app)
 

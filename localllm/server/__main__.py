@@ -1,5 +1,6 @@
 """`python -m localllm.server`: the daemon, as clients start it in the background."""
 
+import os
 import sys
 
 from localllm.config import load_settings
@@ -10,6 +11,8 @@ def main() -> int:
     """Serve until a signal comes. `--background` logs to a file, `--prepare` starts a runner."""
     from localllm.server.app import serve
 
+    if "--background" in sys.argv:
+        os.chdir("/")
     try:
         serve(
             load_settings(),

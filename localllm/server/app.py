@@ -111,7 +111,7 @@ def make_app(state: State, *, check_host: bool) -> ASGIApp:
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.localllm = state
-    app.state.version = version_body(Build.current())
+    app.state.version = version_body(Build.current(), is_background=state.is_background)
     return Guard(app, state.settings.origins, check_host=check_host)
 
 
@@ -155,7 +155,17 @@ def serve(
             import uvloop
 
             asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-        asyncio.run(_serve(settings, address, sock, start_runner, prepares, on_listening))
+        asyncio.run(
+            _serve(
+                settings,
+                address,
+                sock,
+                start_runner,
+                on_listening,
+                prepares=prepares,
+                is_background=is_background,
+            )
+        )
 
 
 async def _serve(
@@ -163,8 +173,10 @@ async def _serve(
     address: Address,
     sock: socket.socket,
     start_runner: StartRunner | None,
-    prepares: bool,
     on_listening: Callable[[Address], None] | None,
+    *,
+    prepares: bool,
+    is_background: bool,
 ) -> None:
     daemon = Daemon(settings, start_runner or runner_starter(settings))
     if prepares:
@@ -177,6 +189,7 @@ async def _serve(
         Catalog(store),
         read_secret(settings.data_dir),
         stop=lambda: servers[0].stop(),
+        is_background=is_background,
     )
     config = uvicorn.Config(
         make_app(state, check_host=address.is_loopback),

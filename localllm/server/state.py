@@ -22,6 +22,7 @@ class State:
     catalog: Catalog
     secret: str
     stop: Callable[[], None]
+    is_background: bool = False
 
     def is_trusted(self, request: Request) -> bool:
         """Whether the caller can read the data folder, and so is the user this daemon runs as."""
