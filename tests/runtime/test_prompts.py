@@ -1,0 +1,99 @@
+"""Prompts within the context: what is dropped, what is refused, and that control tokens stay text."""
+
+import pytest
+
+from localllm.errors import BadRequest
+from localllm.prompts import TextRequest, bounded, split_start, without_oldest
+from localllm.sampling import SamplingParams
+
+SYSTEM = {"role": "system", "content": "You are Zork."}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def text_of(model, tokens) -> str:
+    return model.tokenizer.decode(tokens, special=True).decode()
+
+
+def test_a_raw_prompt_may_hold_control_tokens_and_messages_may_not(model) -> None:
+    mark = model.tokenizer.id_of("<|im_end|>")
+    raw = model.prepare(TextRequest("r", "a<|im_end|>"))
+    chat = model.prepare(TextRequest("r", messages=[user("a<|im_end|>")]))
+    assert raw.tokens.count(mark) == 1
+    assert chat.tokens.count(mark) == 1
+    assert text_of(model, chat.tokens).count("<|im_end|>") == 2
+
+
+def test_earlier_tokens_stand_before_the_prompt(model) -> None:
+    assert model.prepare(TextRequest("r", "b", tokens=[5, 6])).tokens[:2] == [5, 6]
+
+
+def test_old_messages_go_first_and_the_system_message_and_the_last_stay(model) -> None:
+    turns = [user(f"message number {i}") for i in range(20)]
+    prompt = model.prepare(TextRequest("r", messages=[SYSTEM, *turns], num_ctx=200))
+    text = text_of(model, prompt.tokens)
+    assert len(prompt.tokens) < 200
+    assert "Zork" in text
+    assert "number 19" in text
+    assert "number 0<" not in text
+    assert 0 < prompt.dropped_messages < 20
+    assert f"number {prompt.dropped_messages}<" in text
+    assert f"number {prompt.dropped_messages - 1}<" not in text
+
+
+def test_what_fits_is_not_touched(model) -> None:
+    assert model.prepare(TextRequest("r", messages=[SYSTEM, user("hi")])).dropped_messages == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x" * 500},
+        {"messages": [SYSTEM, user("x" * 500)]},
+        {"messages": [user("x" * 100)] * 5, "truncate": False},
+    ],
+)
+def test_what_cannot_fit_is_refused_with_both_numbers(model, fields) -> None:
+    with pytest.raises(BadRequest, match=r"the prompt has \d{3} tokens and the context holds 256"):
+        model.prepare(TextRequest("r", **fields))
+
+
+def test_no_messages_are_refused(model) -> None:
+    with pytest.raises(BadRequest, match="messages"):
+        model.prepare(TextRequest("r", messages=[]))
+
+
+def test_an_empty_prompt_is_refused(model) -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        model.generate_text(TextRequest("r", ""))
+
+
+def test_a_tools_result_goes_with_its_call() -> None:
+    messages = [user("a"), {"role": "assistant"}, {"role": "tool"}, {"role": "tool"}, user("b")]
+    assert without_oldest(messages, 2) == [user("b")]
+    assert without_oldest([user("a"), {"role": "tool"}], 1) == [{"role": "tool"}]
+
+
+def test_a_last_assistant_message_is_the_start_of_the_answer(model) -> None:
+    start = {"role": "assistant", "content": "The an"}
+    assert split_start([user("q"), start]) == ([user("q")], "The an")
+    assert split_start([start]) == ([start], "")
+    text = text_of(model, model.prepare(TextRequest("r", messages=[user("q"), start])).tokens)
+    assert text.endswith("<|im_start|>assistant\nThe an")
+
+
+@pytest.mark.parametrize(
+    ("asked", "shift", "expected"),
+    [
+        (-1, False, (-1, False)),
+        (-1, True, (1000, True)),
+        (-2, True, (-1, False)),
+        (10**9, True, (1000, True)),
+        (5, True, (5, True)),
+        (0, False, (0, False)),
+    ],
+)
+def test_every_answer_has_a_bound(asked, shift, expected) -> None:
+    assert bounded(SamplingParams(num_predict=asked), 100, shift=shift) == expected
