@@ -50,14 +50,16 @@ def call_kernel(
     e.b.call(e.b.inttoptr(address, kernel_type.as_pointer()), [args, first, last, scratch])
 
 
-@emits(0)
-def pause(e: Ir) -> None:
+def emit_pause(e: Ir) -> None:
     """Tell the core that this is a waiting loop."""
     target = str(e.b.module.triple)
     if target.startswith(("x86_64", "i686")):
         e.call("llvm.x86.sse2.pause", void)
     elif target.startswith(("aarch64", "arm64")):
         e.call("llvm.aarch64.hint", void, e.const(1, i32))
+
+
+pause = emits(0)(emit_pause)
 
 
 @emits(0, types.int64)

@@ -28,13 +28,15 @@ CACHE = ROOT / ".pytest_cache" / "kernels"
 LEVELS = isa.available(CACHE)
 
 
-def run_at(level: str, path: str, *names: str) -> None:
-    """Run the named checks of a file (default: all of them) at `level`; fails with the child's
-    report."""
+def run_at(level: str, path: str, *names: str, is_cached: bool = True) -> None:
+    """Run the named checks of a file (default: all) at `level`; fails with the child's report.
+
+    is_cached  False compiles every kernel anew: one from the cache cannot show its code
+    """
     environ = isa.environment_for(level, os.environ)
     environ["PYTHONPATH"] = str(ROOT)
     child = subprocess.run(
-        [sys.executable, __file__, level, path, *names],
+        [sys.executable, __file__, level, str(CACHE) if is_cached else "", path, *names],
         env=environ,
         capture_output=True,
         text=True,
@@ -67,10 +69,10 @@ def run(check: Callable[[], None]) -> bool:
     return True
 
 
-def main(level: str, path: str, *names: str) -> int:
+def main(level: str, cache: str, path: str, *names: str) -> int:
     from kernels_cpu import configure
 
-    configure(CACHE, level)
+    configure(Path(cache) if cache else None, level)
     module = load(path)
     chosen = names or tuple(n for n in vars(module) if n.startswith("check_"))
     assert chosen, f"{path} has no checks"
