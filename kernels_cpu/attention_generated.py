@@ -35,7 +35,7 @@ from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
 BLOCK, SPLIT = a.BLOCK, a.SPLIT
 SCORES_BYTES = 4 * SPLIT  # of one head
 HEAD_TILES = (4, 3, 2, 1)  # heads that share the loads of K and V
-AHEAD_BYTES = 1 << 14  # from what is read to what is prefetched
+AHEAD_BYTES = 1 << 13  # from what is read to what is prefetched
 
 
 def head_tiles(e: Ir, group: Value) -> list[tuple[int, Value, Value]]:
@@ -114,9 +114,11 @@ def dot_products(
         queries = [
             e.load(e.at(q, e.mul(q_row, h), e.mul(offset, 4)), vec(f32, n), 4) for h in range(heads)
         ]
+        # As many lines as are read in this step, in the order of memory.
+        for line in range(0, 2 * size * width, 64):
+            e.prefetch(e.at(k, line, e.mul(offset, 2 * width), ahead))
         for p in range(width):
             key = e.at(k, e.mul(e.b.add(e.mul(head_dim, p), offset), 2))
-            e.prefetch(e.at(key, ahead))
             x = load_kv(e, key, size)
             if size < n:
                 x = e.concat(x, zeros(e, n - size))
@@ -337,7 +339,7 @@ def attend_split(
     end = min(position + 1, base + SPLIT)
     low = max(base, position - window + 1) if window > 0 else base
     first_block, end_block = quotient(low, BLOCK), quotient(end + BLOCK - 1, BLOCK)
-    distance = quotient(AHEAD_BYTES, 2 * BLOCK * head_dim)
+    distance = max(1, quotient(AHEAD_BYTES, 2 * BLOCK * head_dim))
     step = num_lanes()
     for block in range(first_block, end_block):
         keys = slot(args, a.K) + block_offset(args, table, kv_head, block)
