@@ -7,20 +7,26 @@ in the group's lane, and one conversion and two multiplications by scales serve 
 
 A record of packed activations (one token, one unit): 256 bytes of x, 16 float32 scales, then 16
 sums, which are float32 if the type has a bias, else the int32s at which the integer sums start.
+
+What whole units leave of a row of 32-value blocks is taken in units of two blocks: one vector of 64
+codes in their natural order, four lanes a group.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernels_cpu.rows_emitter import LANES, Activations, codes, floats, ints
-from kernels_cpu.simd import Ir, Value
+from kernels_cpu.rows_emitter import LANES, Activations, Layout, codes, floats, ints, smaller
+from kernels_cpu.simd import Ir, Value, f32, vec
+
+Order = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An unpacked unit of 256 weights in lane order (see `ByteLayout`).
+    """Unpacked weights: w = scale * (code - the type's offset), or scale * code + bias.
 
-    codes   four <64 x i8>, unsigned: vector j has dword j of each lane's group
+    codes   <64 x i8>, unsigned: four vectors, of which vector j has dword j of each lane's group;
+            or one in natural order
     scale   float32 [16] of each lane's group
     bias    float32 [16] or None
     """
@@ -31,73 +37,108 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteLayout:
-    """A type that meets int8 activations: w = scale * (code - offset), or scale * code + bias.
+class ByteStep:
+    """256 values in lane order, or 64 in natural order.
 
-    order        group `order[p][i]` has lane 4 * i + p of all vectors
-    offset       the integer sums start at -offset * sum(x); None: the type has a bias
-    wide         whether codes exceed 127
-    unpack_unit  brings a unit at an address into registers
+    order    group `order[p][i]` has lane 4 * i + p of all vectors
+    offset   the integer sums start at -offset * sum(x); None: the type has a bias
+    wide     whether codes exceed 127
+    weights  what `unpack` does
     """
 
-    block_values: int
-    block_bytes: int
-    order: tuple[tuple[int, ...], ...]
+    values: int
+    bytes: int
+    order: Order | None
     offset: int | None
     wide: bool
-    unpack_unit: Callable[[Ir, Value], Unit]
-    unit_values: int = 256
-    record_bytes: int = 384
+    weights: Callable[[Ir, Value, Value], Unit]
 
     @property
-    def unit_bytes(self) -> int:
-        return 256 // self.block_values * self.block_bytes
+    def record_bytes(self) -> int:
+        return self.values + 128
+
+    def unpack(self, e: Ir, unit: Value, last_block: Value) -> Unit:
+        return self.weights(e, unit, last_block)
 
     def pack(self, e: Ir, x: Activations, record: Value) -> None:
-        natural = [e.load(e.at(x.x, 64 * g), codes) for g in range(4)]
-        parts = [self.gather_groups(e, natural, p) for p in range(4)]
-        sums = e.const(0, ints)
-        for j, part in enumerate(transposed(e, parts)):
-            e.store(part, e.at(record, 64 * j), 64)
-            sums = e.dot4(sums, e.const(1, codes), part, wide=False)
-        lanes = lane_groups(self.order)
-        scales = [e.load(e.at(x.scale, 64 * g), floats) for g in range(4)]
-        compact = e.concat(*(e.shuffle(s, range(0, LANES, 4)) for s in scales))
-        e.store(e.shuffle(compact, lanes), e.at(record, 256), 64)
-        if self.offset is None:
-            e.store(e.shuffle(e.load(x.sum, floats), lanes), e.at(record, 320), 64)
+        if self.order is None:
+            vectors, scale = [e.load(x.x, codes)], e.load(x.scale, floats)
+            # Only the first of a group's four lanes has the sum.
+            quarter = e.concat(e.load(x.sum, vec(f32, 4)), e.const(0.0, vec(f32, 4)))
+            sums = e.shuffle(quarter, [l // 4 if l % 4 == 0 else 4 for l in range(LANES)])
         else:
-            start = e.b.mul(sums, e.const(-self.offset, ints))
-            e.store(start, e.at(record, 320), 64)
-
-    def gather_groups(self, e: Ir, natural: list[Value], p: int) -> Value:
-        """The four groups order[p] side by side."""
-        groups = []
-        for group in self.order[p]:
-            groups.append(e.slice(natural[group // 4], 16 * (group % 4), 16))
-        return e.concat(*groups)
-
-    def unpack(self, e: Ir, unit: Value) -> Unit:
-        return self.unpack_unit(e, unit)
+            lanes = lane_groups(self.order)
+            vectors = in_lane_order(e, x.x, self.order)
+            expanded = [e.load(e.at(x.scale, 64 * g), floats) for g in range(4)]
+            compact = e.concat(*(e.shuffle(v, range(0, LANES, 4)) for v in expanded))
+            scale = e.shuffle(compact, lanes)
+            sums = e.shuffle(e.load(x.sum, floats), lanes)
+        if self.offset is not None:
+            sums = e.const(0, ints)
+            for vector in vectors:
+                sums = e.dot4(sums, e.const(1, codes), vector, wide=False)
+            sums = e.b.mul(sums, e.const(-self.offset, ints))
+        for k, vector in enumerate((*vectors, scale, sums)):
+            e.store(vector, e.at(record, 64 * k), 64)
 
     def multiply(self, e: Ir, weights: Unit, record: Value, total: Value) -> Value:
-        extra = e.at(record, 320)
-        dots = e.const(0, ints) if self.offset is None else e.load(extra, ints, 64)
+        scale, sums = e.at(record, self.values), e.at(record, self.values + 64)
+        dots = e.const(0, ints) if self.offset is None else e.load(sums, ints, 64)
         for j, vector in enumerate(weights.codes):
             dots = e.dot4(dots, vector, e.load(e.at(record, 64 * j), codes, 64), wide=self.wide)
-        product = e.b.fmul(e.b.sitofp(dots, floats), e.load(e.at(record, 256), floats, 64))
+        product = e.b.fmul(e.b.sitofp(dots, floats), e.load(scale, floats, 64))
         total = e.fma(product, weights.scale, total)
         if weights.bias is not None:
-            total = e.fma(weights.bias, e.load(extra, floats, 64), total)
+            total = e.fma(weights.bias, e.load(sums, floats, 64), total)
         return total
 
 
-def lane_groups(order: tuple[tuple[int, ...], ...]) -> list[int]:
+def byte_layout(
+    block: tuple[int, int],
+    order: Order,
+    whole: Callable[[Ir, Value], Unit],
+    rest: Callable[[Ir, Value, Value], Unit] | None = None,
+    *,
+    offset: int | None = None,
+    wide: bool = False,
+) -> Layout:
+    """A type with blocks of (values, bytes).
+
+    whole   unpacks the 256 values at an address
+    rest    unpacks two blocks at two addresses, for blocks of 32 values
+    """
+    length, size = block
+
+    def unpack_whole(e: Ir, unit: Value, last_block: Value) -> Unit:
+        return whole(e, unit)
+
+    step = ByteStep(256, 256 // length * size, order, offset, wide, unpack_whole)
+    if rest is None:
+        return Layout(step, None, block, 1)
+
+    def unpack_rest(e: Ir, unit: Value, last_block: Value) -> Unit:
+        # Of an odd number of blocks the last one comes twice, the second time for zeros in x.
+        return rest(e, unit, smaller(e, e.at(unit, size), last_block))
+
+    return Layout(step, ByteStep(64, 2 * size, None, offset, wide, unpack_rest), block, 1)
+
+
+def in_lane_order(e: Ir, x: Value, order: Order) -> list[Value]:
+    """256 bytes at an address, as Unit.codes has them."""
+    natural = [e.load(e.at(x, 64 * g), codes) for g in range(4)]
+    parts = []
+    for groups in order:
+        slices = [e.slice(natural[group // 4], 16 * (group % 4), 16) for group in groups]
+        parts.append(e.concat(*slices))
+    return transposed(e, parts)
+
+
+def lane_groups(order: Order) -> list[int]:
     """The group of each of the 16 lanes."""
     return [order[p][i] for i in range(4) for p in range(4)]
 
 
-def pick(e: Ir, v: Value, index: Callable[[int], int], order: tuple[tuple[int, ...], ...]) -> Value:
+def pick(e: Ir, v: Value, index: Callable[[int], int], order: Order) -> Value:
     """For each lane the entry index(group) of a vector."""
     return e.shuffle(v, [index(group) for group in lane_groups(order)])
 

@@ -6,10 +6,17 @@ Source: ggml-common.h for the layouts and tables.
 from llvmlite import ir
 
 from kernels_cpu.kernel import kernel
-from kernels_cpu.rows_bytes import ByteLayout, Unit, pick, transposed_nibbles
+from kernels_cpu.rows_bytes import Unit, byte_layout, pick, transposed_nibbles
 from kernels_cpu.rows_emitter import codes, emit_row_product
 from kernels_cpu.rows_k import half_at
-from kernels_cpu.rows_legacy import NIBBLE_ORDER, heads, quarters
+from kernels_cpu.rows_legacy import (
+    NIBBLE_ORDER,
+    block_scale,
+    quarters,
+    rest_heads,
+    rest_nibbles,
+    rest_pick,
+)
 from kernels_cpu.simd import Ir, Value, emits, f32, i8, i16, i32, vec
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -18,10 +25,10 @@ FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 eight_ints = vec(i32, 8)
 
 
-def looked_up(e: Ir, v: Value, w: Value, values: tuple[int, ...]) -> list[Value]:
+def looked_up(e: Ir, nibbles: list[Value], values: tuple[int, ...]) -> list[Value]:
     """Table entries of the nibbles, less the lowest entry."""
     table = [x - min(values) for x in values]
-    return [e.lookup(table, part) for part in transposed_nibbles(e, v, w)]
+    return [e.lookup(table, v) for v in nibbles]
 
 
 def by_block(e: Ir, scales: Value) -> Value:
@@ -30,9 +37,14 @@ def by_block(e: Ir, scales: Value) -> Value:
 
 
 def unpack_iq4_nl(e: Ir, unit: Value) -> Unit:
-    v, w = quarters(e, unit, 18, 2)
-    scale = pick(e, heads(e, unit, 18), lambda group: group // 2 * 2, NIBBLE_ORDER)
-    return Unit(looked_up(e, v, w, IQ4_VALUES), scale)
+    nibbles = transposed_nibbles(e, *quarters(e, unit, 18, 2))
+    return Unit(looked_up(e, nibbles, IQ4_VALUES), block_scale(e, unit, 18))
+
+
+def rest_iq4_nl(e: Ir, first: Value, second: Value) -> Unit:
+    nibbles = [rest_nibbles(e, first, second, 2)]
+    scale = rest_pick(e, rest_heads(e, first, second), 0)
+    return Unit(looked_up(e, nibbles, IQ4_VALUES), scale)
 
 
 def unpack_iq4_xs(e: Ir, unit: Value) -> Unit:
@@ -46,31 +58,37 @@ def unpack_iq4_xs(e: Ir, unit: Value) -> Unit:
     both = b.or_(b.and_(low, e.const(15, eight_ints)), high)
     signed = b.sitofp(b.sub(both, e.const(32, eight_ints)), vec(f32, 8))
     scale = b.fmul(by_block(e, signed), half_at(e, unit))
-    return Unit(looked_up(e, v, w, IQ4_VALUES), scale)
+    return Unit(looked_up(e, transposed_nibbles(e, v, w), IQ4_VALUES), scale)
 
 
-def exponent_scales(e: Ir, exponents: Value) -> Value:
-    """float32 [8]: 2 ** (x - 128) of int32 x in 0..255."""
-    b = e.b
-    usual = b.shl(b.sub(exponents, e.const(1, eight_ints)), e.const(23, eight_ints))
-    subnormal = b.shl(e.const(1 << 21, eight_ints), b.and_(exponents, e.const(1, eight_ints)))
-    is_small = b.icmp_unsigned("<", exponents, e.const(2, eight_ints))
-    return b.bitcast(b.select(is_small, subnormal, usual), vec(f32, 8))
+def exponent_scales(e: Ir, blocks: list[Value]) -> Value:
+    """float32: 2 ** (x - 128) of the byte x that each block begins with."""
+    b, some_ints = e.b, vec(i32, len(blocks))
+    exponents = e.undef(vec(i8, len(blocks)))
+    for k, block in enumerate(blocks):
+        exponents = b.insert_element(exponents, e.load(block, i8), e.const(k, i32))
+    exponents = b.zext(exponents, some_ints)
+    usual = b.shl(b.sub(exponents, e.const(1, some_ints)), e.const(23, some_ints))
+    subnormal = b.shl(e.const(1 << 21, some_ints), b.and_(exponents, e.const(1, some_ints)))
+    is_small = b.icmp_unsigned("<", exponents, e.const(2, some_ints))
+    return b.bitcast(b.select(is_small, subnormal, usual), vec(f32, len(blocks)))
 
 
 def unpack_mxfp4(e: Ir, unit: Value) -> Unit:
-    v, w = quarters(e, unit, 17, 1)
-    exponents = e.undef(vec(i8, 8))
-    for block in range(8):
-        exponent = e.load(e.at(unit, 17 * block), i8)
-        exponents = e.b.insert_element(exponents, exponent, e.const(block, i32))
-    scale = by_block(e, exponent_scales(e, e.b.zext(exponents, eight_ints)))
-    return Unit(looked_up(e, v, w, FP4_VALUES), scale)
+    nibbles = transposed_nibbles(e, *quarters(e, unit, 17, 1))
+    scales = exponent_scales(e, [e.at(unit, 17 * block) for block in range(8)])
+    return Unit(looked_up(e, nibbles, FP4_VALUES), by_block(e, scales))
 
 
-IQ4_NL = ByteLayout(32, 18, NIBBLE_ORDER, 127, True, unpack_iq4_nl)
-IQ4_XS = ByteLayout(256, 136, NIBBLE_ORDER, 127, True, unpack_iq4_xs)
-MXFP4 = ByteLayout(32, 17, NIBBLE_ORDER, 12, False, unpack_mxfp4)
+def rest_mxfp4(e: Ir, first: Value, second: Value) -> Unit:
+    nibbles = [rest_nibbles(e, first, second, 1)]
+    scales = exponent_scales(e, [first, second])
+    return Unit(looked_up(e, nibbles, FP4_VALUES), e.shuffle(scales, [0] * 8 + [1] * 8))
+
+
+IQ4_NL = byte_layout((32, 18), NIBBLE_ORDER, unpack_iq4_nl, rest_iq4_nl, offset=127, wide=True)
+IQ4_XS = byte_layout((256, 136), NIBBLE_ORDER, unpack_iq4_xs, offset=127, wide=True)
+MXFP4 = byte_layout((32, 17), NIBBLE_ORDER, unpack_mxfp4, rest_mxfp4, offset=12)
 
 
 @emits(4)

@@ -6,13 +6,13 @@ for t in [0, count). A call packs the activations of up to 16 tokens into its sc
 in which the weight type likes to be read, then walks its rows: a *unit* (256 values; 64 of float
 types) is unpacked into registers once and meets every token, whose 16 float lanes of sum lie in
 scratch. So there is one piece of code for any number of tokens, and a token's sums are the same
-sequence of operations whatever else is in the bundle. With several tokens, a row is cut into
-chunks so that the activations of a chunk stay in the first-level cache for all rows of an item.
+sequence of operations whatever else is in the bundle. With several tokens, rows go in pairs that
+share the loads of activations, and are cut into chunks so that the activations of a chunk stay in
+the first-level cache for all rows of an item.
 
-Where a row is not a multiple of the unit, its last blocks are copied into a zeroed unit first:
-nothing past a row's end is ever read.
+What whole units leave of a row is taken in smaller units. Nothing past a row's end is ever read.
 
-Not here: what a weight type looks like (rows_bytes.py and rows_float.py, and the files of types).
+Not here: what a weight type looks like (rows_bytes.py, rows_float.py and the files of types).
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from kernels_cpu.simd import Ir, Value, f32, i8, i32, i64, vec
 LANES = 16
 ROWS_PER_ITEM = 16
 BUNDLE = 16  # tokens that share a pass over the rows
-PREFETCH_BYTES = 8192
+PREFETCH_BYTES = 8192  # ahead, where rows are walked one after the other
+ROWS_AHEAD = 4  # where they are cut into chunks
 LANE_BYTES = 64
-TAIL_UNIT_BYTES = 384  # at least a unit of any type
 
 ints, floats, codes = vec(i32, LANES), vec(f32, LANES), vec(i8, 4 * LANES)
 
@@ -67,25 +67,18 @@ class Slot(IntEnum):
 NUM_SLOTS = 24
 
 
-class Layout(Protocol):
-    """How one weight type is multiplied.
+class Step(Protocol):
+    """How a unit, some neighbouring values of a row, is multiplied.
 
-    unit_values, unit_bytes     what `unpack` takes at once: a whole number of blocks
-    block_values, block_bytes   as in the format
-    record_bytes                packed activations of one token for one unit
+    values, bytes   size of a unit; values is a power of two
+    record_bytes    packed activations of one token for a unit
     """
 
     @property
-    def unit_values(self) -> int: ...
+    def values(self) -> int: ...
 
     @property
-    def unit_bytes(self) -> int: ...
-
-    @property
-    def block_values(self) -> int: ...
-
-    @property
-    def block_bytes(self) -> int: ...
+    def bytes(self) -> int: ...
 
     @property
     def record_bytes(self) -> int: ...
@@ -93,11 +86,26 @@ class Layout(Protocol):
     def pack(self, e: Ir, x: "Activations", record: Value) -> None:
         """Write the record of one token and unit."""
 
-    def unpack(self, e: Ir, unit: Value) -> Any:
-        """Bring the unit at an address into registers."""
+    def unpack(self, e: Ir, unit: Value, last_block: Value) -> Any:
+        """Bring the unit at an address into registers; blocks past the last one are not read."""
 
     def multiply(self, e: Ir, weights: Any, record: Value, total: Value) -> Value:
         """total [16 lanes] + the products of one unpacked unit and one token's record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A weight type: whole units, and how to multiply what they leave of a row.
+
+    rest     None if rows are always whole units; the values after the row's end are zero in x
+    block    (values, bytes)
+    x_bytes  of one activation
+    """
+
+    whole: Step
+    rest: Step | None
+    block: tuple[int, int]
+    x_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,41 +118,49 @@ class Activations:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What one call of the kernel works with; every field is an int64 value.
+class Part:
+    """`count` units of a row from value `start` on, `offset` bytes into it, and their records."""
 
-    units       whole units of a row; tail: values after them
-    tail_unit, zeros, tail_x, sums, packed   places in scratch
+    step: Step
+    count: Value
+    start: Value
+    offset: Value
+    records: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of the kernel works with; values are int64.
+
+    zeros, totals   64 bytes each in scratch
+    sums            [row][token][16 lanes]
+    packed          records: [unit][token]
     """
 
     e: Ir
     layout: Layout
     args: Value
-    units: Value
-    tail: Value
-    tail_unit: Value
     zeros: Value
-    tail_x: Value
+    totals: Value
     sums: Value
     packed: Value
 
     def slot(self, slot: Slot) -> Value:
         return self.e.load(self.e.at(self.args, 8 * slot), i64, align=8)
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """`count` units from unit `start` on, of the rows that begin at `base`; their `records`.
-
-    is_tail  whether this is what follows the last whole unit
-    """
-
-    base: Value
-    row_bytes: Value
-    start: Value
-    count: Value
-    records: Value
-    is_tail: Value
+    def parts(self, n: Value) -> list[Part]:
+        """Whole units, then the rest, with the records of n tokens."""
+        e, b, whole, rest = self.e, self.e.b, self.layout.whole, self.layout.rest
+        cols, zero = self.slot(Slot.COLS), e.const(0)
+        units = b.lshr(cols, e.const(shift_of(whole.values)))
+        result = [Part(whole, units, zero, zero, self.packed)]
+        if rest is not None:
+            start = e.mul(units, whole.values)
+            left = e.at(b.sub(cols, start), rest.values - 1)
+            records = e.at(self.packed, e.mul(e.mul(units, n), whole.record_bytes))
+            count = b.lshr(left, e.const(shift_of(rest.values)))
+            result.append(Part(rest, count, start, e.mul(units, whole.bytes), records))
+        return result
 
 
 def emit_row_product(
@@ -152,224 +168,143 @@ def emit_row_product(
 ) -> None:
     """The whole kernel: items [first, last) of ROWS_PER_ITEM rows."""
     b = e.b
-    cols = e.load(e.at(args, 8 * Slot.COLS), i64, align=8)
-    units = b.lshr(cols, e.const(layout.unit_values.bit_length() - 1))
-    tail = b.and_(cols, e.const(layout.unit_values - 1))
-    zeros = e.at(scratch, 2 * TAIL_UNIT_BYTES)
-    tail_x = e.at(scratch, 1024)
-    sums = e.at(tail_x, 1024)
+    sums = e.at(scratch, 2 * LANE_BYTES)
     packed = e.at(sums, ROWS_PER_ITEM * BUNDLE * LANE_BYTES)
-    call = Call(e, layout, args, units, tail, scratch, zeros, tail_x, sums, packed)
+    call = Call(e, layout, args, scratch, e.at(scratch, LANE_BYTES), sums, packed)
+    e.store(e.const(0.0, floats), call.zeros, 64)
     rows = call.slot(Slot.ROWS)
-    first_row = e.mul(first, ROWS_PER_ITEM)
-    end_row = smaller(e, e.mul(last, ROWS_PER_ITEM), rows)
     num_tokens = e.load(call.slot(Slot.COUNT), i64, align=8)
-    zero_bytes(e, scratch, 2048)
-    bundles = b.lshr(e.at(num_tokens, BUNDLE - 1), e.const(BUNDLE.bit_length() - 1))
+    bundles = b.lshr(e.at(num_tokens, BUNDLE - 1), e.const(shift_of(BUNDLE)))
     with e.loop(bundles) as bundle:
         token = e.mul(bundle.index, BUNDLE)
         n = smaller(e, b.sub(num_tokens, token), e.const(BUNDLE))
-        emit_pack(call, token, n)
-        items = b.sub(last, first)
-        with e.loop(items) as item:
-            row = e.at(first_row, e.mul(item.index, ROWS_PER_ITEM))
-            here = smaller(e, b.sub(end_row, row), e.const(ROWS_PER_ITEM))
-            emit_item(call, row, here, n)
+        parts = call.parts(n)
+        emit_pack(call, parts, token, n)
+        one = b.icmp_signed("==", n, e.const(1))
+        with e.loop(b.sub(last, first)) as item:
+            row = e.mul(e.at(first, item.index), ROWS_PER_ITEM)
+            here = smaller(e, b.sub(rows, row), e.const(ROWS_PER_ITEM))
+            base = e.at(call.slot(Slot.WEIGHTS), e.mul(row, call.slot(Slot.ROW_BYTES)))
+            with b.if_else(one) as (then, otherwise):
+                with then:
+                    emit_item_of_one(call, parts, base, here)
+                with otherwise:
+                    emit_item_of_many(call, parts, base, here, n)
             emit_results(call, row, here, token, n)
 
 
-def emit_pack(call: Call, token: Value, n: Value) -> None:
-    """Pack the activations of tokens [token, token + n): [unit][token][record]."""
-    e, layout = call.e, call.layout
-    b = e.b
-    total = e.at(call.units, has_tail(call))
+def emit_pack(call: Call, parts: list[Part], token: Value, n: Value) -> None:
+    """Pack the activations of tokens [token, token + n)."""
+    e = call.e
     with e.loop(n) as l:
         t = e.at(token, l.index)
-        row = token_activations(call, t)
-        copy_tail(call, row)
-        with e.loop(total) as u:
-            is_tail = b.icmp_signed("==", u.index, call.units)
-            here = activations_at(call, row, u.index)
-            tail = tail_activations(call)
-            chosen = Activations(
-                b.select(is_tail, tail.x, here.x),
-                b.select(is_tail, tail.scale, here.scale),
-                b.select(is_tail, tail.sum, here.sum),
-            )
-            place = e.at(e.mul(u.index, n), l.index)
-            layout.pack(e, chosen, e.at(call.packed, e.mul(place, layout.record_bytes)))
+        for part in parts:
+            with e.loop(part.count) as u:
+                value = e.at(part.start, e.mul(u.index, part.step.values))
+                place = e.at(e.mul(u.index, n), l.index)
+                record = e.at(part.records, e.mul(place, part.step.record_bytes))
+                part.step.pack(e, activations_at(call, t, value), record)
 
 
-def token_activations(call: Call, token: Value) -> Activations:
+def activations_at(call: Call, token: Value, value: Value) -> Activations:
     e = call.e
 
     def place(start: Slot, stride: Slot, size: int) -> Value:
         return e.at(call.slot(start), e.mul(e.mul(token, call.slot(stride)), size))
 
-    size = 4 if is_float(call.layout) else 1
+    # In bytes, a value has one of expanded scales and a quarter of sums.
     return Activations(
-        place(Slot.X, Slot.X_STRIDE, size),
-        place(Slot.X_SCALE, Slot.X_SCALE_STRIDE, 4),
-        place(Slot.X_SUM, Slot.X_SUM_STRIDE, 4),
+        e.at(place(Slot.X, Slot.X_STRIDE, call.layout.x_bytes), e.mul(value, call.layout.x_bytes)),
+        e.at(place(Slot.X_SCALE, Slot.X_SCALE_STRIDE, 4), value),
+        e.at(place(Slot.X_SUM, Slot.X_SUM_STRIDE, 4), e.b.lshr(value, e.const(2))),
     )
 
 
-def is_float(layout: Layout) -> bool:
-    """Whether the type is multiplied with the float activations."""
-    return layout.block_values == 1
+def emit_item_of_one(call: Call, parts: list[Part], base: Value, rows: Value) -> None:
+    """Leave the sums of `rows` rows and the only token in scratch."""
+    e, row_bytes = call.e, call.slot(Slot.ROW_BYTES)
+    total = e.variable(e.const(0.0, floats))
+    with e.loop(rows) as r:
+        row = e.at(base, e.mul(r.index, row_bytes))
+        e.set(total, e.const(0.0, floats))
+        for part in parts:
+            start = e.at(row, part.offset)
+            with e.loop(part.count) as l:
+                unit = unpack(call, part.step, row, start, l.index, e.const(PREFETCH_BYTES))
+                record = e.at(part.records, e.mul(l.index, part.step.record_bytes))
+                e.set(total, part.step.multiply(e, unit, record, e.get(total)))
+        e.store(e.get(total), e.at(call.sums, e.mul(r.index, LANE_BYTES)), 64)
 
 
-def activations_at(call: Call, row: Activations, unit: Value) -> Activations:
-    """256 int8 values have 64 expanded scales and 16 sums; 64 float values have nothing else."""
-    e = call.e
-    return Activations(
-        e.at(row.x, e.mul(unit, 256)),
-        e.at(row.scale, e.mul(unit, 256)),
-        e.at(row.sum, e.mul(unit, 64)),
-    )
-
-
-def tail_activations(call: Call) -> Activations:
-    e = call.e
-    return Activations(call.tail_x, e.at(call.tail_x, 256), e.at(call.tail_x, 512))
-
-
-def has_tail(call: Call) -> Value:
-    return call.e.b.zext(call.e.b.icmp_signed("!=", call.tail, call.e.const(0)), i64)
-
-
-def copy_tail(call: Call, row: Activations) -> None:
-    """Copy the activations after the last whole unit into the zeroed tail."""
-    e = call.e
-    here, tail = activations_at(call, row, call.units), tail_activations(call)
-    if is_float(call.layout):
-        with e.loop(call.tail) as l:
-            at = e.mul(l.index, 4)
-            e.store(e.load(e.at(here.x, at), i32), e.at(tail.x, at))
-        return
-    groups = e.b.lshr(e.at(call.tail, 63), e.const(6))
-    with e.loop(groups) as l:
-        at = e.mul(l.index, 64)
-        e.store(e.load(e.at(here.x, at), codes), e.at(tail.x, at))
-        e.store(e.load(e.at(here.scale, at), codes), e.at(tail.scale, at))
-        at = e.mul(l.index, 16)
-        e.store(e.load(e.at(here.sum, at), vec(i8, 16)), e.at(tail.sum, at))
-
-
-def emit_item(call: Call, row: Value, rows: Value, n: Value) -> None:
-    """Leave the sums of `rows` rows in scratch: [row][token][16 lanes]."""
-    e, layout = call.e, call.layout
-    b = e.b
-    zero_loop(e, call.sums, e.mul(rows, n))
-    row_bytes = call.slot(Slot.ROW_BYTES)
-    base = e.at(call.slot(Slot.WEIGHTS), e.mul(row, row_bytes))
+def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n: Value) -> None:
+    """Leave the sums of `rows` rows and n tokens in scratch."""
+    e, b = call.e, call.e.b
+    with e.loop(e.mul(rows, n)) as l:
+        e.store(e.const(0.0, floats), e.at(call.sums, e.mul(l.index, LANE_BYTES)), 64)
     shift = chunk_shift(e, n)
     chunk_units = b.shl(e.const(1), shift)
-    chunks = b.lshr(b.sub(e.at(call.units, chunk_units), e.const(1)), shift)
-    with e.loop(e.at(chunks, has_tail(call))) as c:
+    whole, rests = parts[0], parts[1:]
+    chunks = b.lshr(b.sub(e.at(whole.count, chunk_units), e.const(1)), shift)
+    with e.loop(chunks) as c:
         start = b.shl(c.index, shift)
-        is_tail = b.icmp_signed("==", c.index, chunks)
-        start = b.select(is_tail, call.units, start)
-        count = smaller(e, b.sub(e.at(call.units, has_tail(call)), start), chunk_units)
-        count = b.select(is_tail, e.const(1), smaller(e, count, b.sub(call.units, start)))
-        records = e.at(call.packed, e.mul(e.mul(start, n), layout.record_bytes))
-        chunk = Chunk(base, row_bytes, start, count, records, is_tail)
-        ahead = prefetch_distance(e, chunks, n, row_bytes)
-        one = b.icmp_signed("==", n, e.const(1))
-        with b.if_else(one) as (then, otherwise):
-            with then, e.loop(rows) as r:
-                emit_row(call, chunk, r.index, ahead)
-            with otherwise, e.loop(b.lshr(e.at(rows, 1), e.const(1))) as r:
-                emit_row_pair(call, chunk, e.mul(r.index, 2), e.at(rows, -1), ahead, n)
+        count = smaller(e, b.sub(whole.count, start), chunk_units)
+        records = e.at(whole.records, e.mul(e.mul(start, n), whole.step.record_bytes))
+        offset = e.mul(start, whole.step.bytes)
+        emit_row_pairs(call, Part(whole.step, count, start, offset, records), base, rows, n)
+    for rest in rests:
+        emit_row_pairs(call, rest, base, rows, n)
 
 
 def chunk_shift(e: Ir, n: Value) -> Value:
-    """log2 of the units of a chunk: 24 KB of activations; the whole row for one token."""
+    """log2 of the units of a chunk: about 24 KB of activations."""
     shift = e.const(2)
-    for most, value in ((8, 3), (4, 4), (1, 30)):
+    for most, value in ((8, 3), (4, 4)):
         fits = e.b.icmp_signed("<=", n, e.const(most))
         shift = e.b.select(fits, e.const(value), shift)
     return shift
 
 
-def prefetch_distance(e: Ir, chunks: Value, n: Value, row_bytes: Value) -> Value:
-    """Bytes ahead: what follows, or if rows are cut, the same chunk of a later row."""
-    few = e.b.icmp_signed("<=", n, e.const(8))
-    rows = e.mul(row_bytes, e.b.select(few, e.const(4), e.const(4)))
-    whole = e.b.icmp_signed("<=", chunks, e.const(1))
-    return e.b.select(whole, e.const(PREFETCH_BYTES), rows)
+def emit_row_pairs(call: Call, part: Part, base: Value, rows: Value, n: Value) -> None:
+    """Add a part of all rows of an item to the sums of n tokens.
 
-
-def row_at(call: Call, chunk: Chunk, row: Value, which: int) -> Value:
-    """Where the units of a row begin; a rest is copied, its blocks after zeros, to tail unit `which`."""
-    e, layout = call.e, call.layout
-    weights = e.at(chunk.base, e.mul(row, chunk.row_bytes), e.mul(chunk.start, layout.unit_bytes))
-    tail_unit = e.at(call.tail_unit, which * TAIL_UNIT_BYTES)
-    with e.b.if_then(chunk.is_tail):
-        copy_blocks(call, weights, tail_unit)
-    return e.b.select(chunk.is_tail, tail_unit, weights)
-
-
-def copy_blocks(call: Call, weights: Value, tail_unit: Value) -> None:
-    """Copy the blocks after the last whole unit to a zeroed unit."""
-    e, layout = call.e, call.layout
-    blocks = e.b.lshr(call.tail, e.const(shift_of(layout.block_values)))
-    with e.loop(blocks) as l:
-        at = e.mul(l.index, layout.block_bytes)
-        source, target = e.at(weights, at), e.at(tail_unit, at)
-        done = 0
-        for size in (16, 8, 4, 2, 1):
-            while layout.block_bytes - done >= size:
-                e.store(e.load(e.at(source, done), vec(i8, size)), e.at(target, done))
-                done += size
-
-
-def emit_row(call: Call, chunk: Chunk, row: Value, ahead: Value) -> None:
-    """Add a chunk of one row to the sum of the only token."""
-    e, layout = call.e, call.layout
-    weights = row_at(call, chunk, row, 0)
-    sums = e.at(call.sums, e.mul(row, LANE_BYTES))
-    total = e.variable(e.load(sums, floats, 64))
-    with e.loop(chunk.count) as l:
-        unit = unpack(call, weights, ahead, l.index)
-        record = e.at(chunk.records, e.mul(l.index, layout.record_bytes))
-        e.set(total, layout.multiply(e, unit, record, e.get(total)))
-    e.store(e.get(total), sums, 64)
-
-
-def emit_row_pair(
-    call: Call, chunk: Chunk, row: Value, last: Value, ahead: Value, n: Value
-) -> None:
-    """Add a chunk of rows `row` and `row + 1` to the sums of n tokens.
-
-    If `row` is the last one, it is computed twice: the sums of a row more are spare.
+    If the last row has no partner, it is computed twice: the sums of a row more are spare.
     """
-    e, layout = call.e, call.layout
-    rows = [row, smaller(e, e.at(row, 1), last)]
-    weights = [row_at(call, chunk, r, k) for k, r in enumerate(rows)]
+    e, b, step = call.e, call.e.b, part.step
+    row_bytes = call.slot(Slot.ROW_BYTES)
     sums_of_row = e.mul(n, LANE_BYTES)
-    sums = e.at(call.sums, e.mul(row, sums_of_row))
-    with e.loop(chunk.count) as l:
-        units = [unpack(call, w, ahead, l.index) for w in weights]
-        first = e.at(chunk.records, e.mul(e.mul(l.index, n), layout.record_bytes))
-        with e.loop(n) as t:
-            record = e.at(first, e.mul(t.index, layout.record_bytes))
-            place = e.at(sums, e.mul(t.index, LANE_BYTES))
-            places = [place, e.at(place, sums_of_row)]
-            totals = [e.load(p, floats, 64) for p in places]
-            totals = [
-                layout.multiply(e, u, record, total) for u, total in zip(units, totals, strict=True)
+    ahead = e.mul(row_bytes, ROWS_AHEAD)
+    with e.loop(b.lshr(e.at(rows, 1), e.const(1))) as pair:
+        first = e.mul(pair.index, 2)
+        numbers = [first, smaller(e, e.at(first, 1), e.at(rows, -1))]
+        pair_rows = [e.at(base, e.mul(number, row_bytes)) for number in numbers]
+        sums = e.at(call.sums, e.mul(first, sums_of_row))
+        with e.loop(part.count) as l:
+            units = [
+                unpack(call, step, row, e.at(row, part.offset), l.index, ahead) for row in pair_rows
             ]
-            for total, p in zip(totals, places, strict=True):
-                e.store(total, p, 64)
+            records = e.at(part.records, e.mul(e.mul(l.index, n), step.record_bytes))
+            with e.loop(n) as t:
+                record = e.at(records, e.mul(t.index, step.record_bytes))
+                place = e.at(sums, e.mul(t.index, LANE_BYTES))
+                places = [place, e.at(place, sums_of_row)]
+                totals = [e.load(p, floats, 64) for p in places]
+                # All loads before any store, so that the rows share those of the record.
+                totals = [
+                    step.multiply(e, u, record, v) for u, v in zip(units, totals, strict=True)
+                ]
+                for total, p in zip(totals, places, strict=True):
+                    e.store(total, p, 64)
 
 
-def unpack(call: Call, weights: Value, ahead: Value, unit: Value) -> Any:
-    e, layout = call.e, call.layout
-    at = e.at(weights, e.mul(unit, layout.unit_bytes))
-    for line in range(0, layout.unit_bytes, 64):
+def unpack(call: Call, step: Step, row: Value, start: Value, unit: Value, ahead: Value) -> Any:
+    """Unpack the unit of that number after `start`, and prefetch what is `ahead` bytes later."""
+    e = call.e
+    at = e.at(start, e.mul(unit, step.bytes))
+    for line in range(0, step.bytes, 64):
         e.prefetch(e.at(at, ahead, line))
-    return layout.unpack(e, at)
+    values, size = call.layout.block
+    blocks = e.b.lshr(call.slot(Slot.COLS), e.const(shift_of(values)))
+    return step.unpack(e, at, e.at(row, e.mul(blocks, size), -size))
 
 
 def emit_results(call: Call, row: Value, rows: Value, token: Value, n: Value) -> None:
@@ -377,19 +312,18 @@ def emit_results(call: Call, row: Value, rows: Value, token: Value, n: Value) ->
     e = call.e
     whole = e.b.icmp_signed("==", rows, e.const(ROWS_PER_ITEM))
     column = e.mul(row, 4)
-    totals = e.at(call.zeros, LANE_BYTES)
     with e.loop(n) as l:
         t = e.at(token, l.index)
         sums = e.at(call.sums, e.mul(l.index, LANE_BYTES))
         step = e.mul(n, LANE_BYTES)
         total = row_sums(e, [e.load(e.at(sums, e.mul(step, k)), floats, 64) for k in range(LANES)])
-        e.store(total, totals, 64)
+        e.store(total, call.totals, 64)
         with e.b.if_else(whole) as (then, otherwise):
             with then:
                 emit_outputs(call, total, t, column)
             with otherwise, e.loop(rows) as r:
                 at = e.mul(r.index, 4)
-                emit_outputs(call, e.load(e.at(totals, at), f32, 4), t, e.at(column, at))
+                emit_outputs(call, e.load(e.at(call.totals, at), f32, 4), t, e.at(column, at))
 
 
 def row_sums(e: Ir, vectors: list[Value]) -> Value:
@@ -433,12 +367,3 @@ def shift_of(power_of_two: int) -> int:
 
 def smaller(e: Ir, x: Value, y: Value) -> Value:
     return e.b.select(e.b.icmp_signed("<", x, y), x, y)
-
-
-def zero_bytes(e: Ir, address: Value, size: int) -> None:
-    zero_loop(e, address, e.const(size // LANE_BYTES))
-
-
-def zero_loop(e: Ir, address: Value, num_vectors: Value) -> None:
-    with e.loop(num_vectors) as l:
-        e.store(e.const(0.0, floats), e.at(address, e.mul(l.index, LANE_BYTES)), 64)

@@ -7,8 +7,8 @@ from llvmlite import ir
 
 from kernels_cpu.kernel import kernel
 from kernels_cpu.rows_bytes import (
-    ByteLayout,
     Unit,
+    byte_layout,
     high_nibbles,
     low_nibbles,
     pick,
@@ -150,11 +150,11 @@ def unpack_q3_k(e: Ir, unit: Value) -> Unit:
     return Unit(vectors, e.b.fmul(scale, half_at(e, e.at(unit, 108))))
 
 
-Q2_K = ByteLayout(256, 84, TWO_ORDER, None, False, unpack_q2_k)
-Q3_K = ByteLayout(256, 110, TWO_ORDER, 4, False, unpack_q3_k)
-Q5_K = ByteLayout(256, 176, PAIR_ORDER, None, False, unpack_q5_k)
-Q4_K = ByteLayout(256, 144, PAIR_ORDER, None, False, unpack_q4_k)
-Q6_K = ByteLayout(256, 210, SIX_ORDER, 32, False, unpack_q6_k)
+Q2_K = byte_layout((256, 84), TWO_ORDER, unpack_q2_k)
+Q3_K = byte_layout((256, 110), TWO_ORDER, unpack_q3_k, offset=4)
+Q5_K = byte_layout((256, 176), PAIR_ORDER, unpack_q5_k)
+Q4_K = byte_layout((256, 144), PAIR_ORDER, unpack_q4_k)
+Q6_K = byte_layout((256, 210), SIX_ORDER, unpack_q6_k, offset=32)
 
 
 @emits(4)

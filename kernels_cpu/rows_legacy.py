@@ -3,10 +3,12 @@
 Source: ggml-common.h for the layouts. The low nibbles of a block are its first 16 values.
 """
 
+from llvmlite import ir
+
 from kernels_cpu.kernel import kernel
 from kernels_cpu.rows_bytes import (
-    ByteLayout,
     Unit,
+    byte_layout,
     high_nibbles,
     low_nibbles,
     pick,
@@ -38,47 +40,99 @@ def quarters(e: Ir, unit: Value, block_bytes: int, first: int) -> list[Value]:
     return [e.concat(*parts[:4]), e.concat(*parts[4:])]
 
 
+def rest_heads(e: Ir, first: Value, second: Value) -> Value:
+    """float32 [4]: the first two halves of two blocks."""
+    parts = [e.load(block, vec(i16, 2)) for block in (first, second)]
+    return e.half_to_float(e.concat(*parts))
+
+
+def rest_pick(e: Ir, heads: Value, index: int) -> Value:
+    """Entry `index` of each of two blocks, in natural order."""
+    return e.shuffle(heads, [index] * 8 + [index + 2] * 8)
+
+
+def rest_nibbles(e: Ir, first: Value, second: Value, at: int) -> Value:
+    """The nibbles of two blocks in natural order."""
+    parts = [e.load(e.at(block, at), vec(i8, 16)) for block in (first, first, second, second)]
+    words = e.b.bitcast(e.concat(*parts), vec(i64, 8))
+    moved = e.b.lshr(words, ir.Constant(vec(i64, 8), [0, 0, 4, 4] * 2))
+    return low_nibbles(e, e.b.bitcast(moved, codes))
+
+
+def block_scale(e: Ir, unit: Value, block_bytes: int) -> Value:
+    """The half float at the start of each block, in lane order of nibbles."""
+    return pick(e, heads(e, unit, block_bytes), lambda group: group // 2 * 2, NIBBLE_ORDER)
+
+
+def block_scale_and_bias(e: Ir, unit: Value, block_bytes: int) -> tuple[Value, Value]:
+    halves = heads(e, unit, block_bytes)
+    scale = pick(e, halves, lambda group: group // 2 * 2, NIBBLE_ORDER)
+    return scale, pick(e, halves, lambda group: group // 2 * 2 + 1, NIBBLE_ORDER)
+
+
 def unpack_q4_0(e: Ir, unit: Value) -> Unit:
-    v, w = quarters(e, unit, 18, 2)
-    scale = pick(e, heads(e, unit, 18), lambda group: group // 2 * 2, NIBBLE_ORDER)
-    return Unit(transposed_nibbles(e, v, w), scale)
+    return Unit(transposed_nibbles(e, *quarters(e, unit, 18, 2)), block_scale(e, unit, 18))
+
+
+def rest_q4_0(e: Ir, first: Value, second: Value) -> Unit:
+    scale = rest_pick(e, rest_heads(e, first, second), 0)
+    return Unit([rest_nibbles(e, first, second, 2)], scale)
 
 
 def unpack_q4_1(e: Ir, unit: Value) -> Unit:
-    v, w = quarters(e, unit, 20, 4)
-    halves = heads(e, unit, 20)
-    scale = pick(e, halves, lambda group: group // 2 * 2, NIBBLE_ORDER)
-    bias = pick(e, halves, lambda group: group // 2 * 2 + 1, NIBBLE_ORDER)
-    return Unit(transposed_nibbles(e, v, w), scale, bias)
+    vectors = transposed_nibbles(e, *quarters(e, unit, 20, 4))
+    return Unit(vectors, *block_scale_and_bias(e, unit, 20))
 
 
-def with_fifth_bits(e: Ir, unit: Value, block_bytes: int, bits: int, first: int) -> list[Value]:
-    """Five-bit codes: nibbles at `first`, the dword of fifth bits at `bits` of each block."""
+def rest_q4_1(e: Ir, first: Value, second: Value) -> Unit:
+    halves = rest_heads(e, first, second)
+    vectors = [rest_nibbles(e, first, second, 4)]
+    return Unit(vectors, rest_pick(e, halves, 0), rest_pick(e, halves, 1))
+
+
+def with_bit(e: Ir, nibbles: Value, bits: Value) -> Value:
+    """Nibbles plus 16 where a bit of the int64 is set."""
+    return e.b.select(e.b.bitcast(bits, vec(i1, 64)), e.b.or_(nibbles, e.const(16, codes)), nibbles)
+
+
+def five_bits(e: Ir, unit: Value, block_bytes: int, bits: int, nibbles: int) -> list[Value]:
+    """Codes of eight blocks, whose dword of fifth bits and nibbles are at these bytes."""
     parts = []
-    for which, v in enumerate(quarters(e, unit, block_bytes, first)):
-        for half, nibbles in enumerate((low_nibbles(e, v), high_nibbles(e, v))):
+    for which, v in enumerate(quarters(e, unit, block_bytes, nibbles)):
+        for half, part in enumerate((low_nibbles(e, v), high_nibbles(e, v))):
             mask = e.const(0)
             for k in range(4):
                 at = block_bytes * (4 * which + k) + bits + 2 * half
                 word = e.b.zext(e.load(e.at(unit, at), i16), i64)
                 mask = e.b.or_(mask, e.b.shl(word, e.const(16 * k)))
-            is_set = e.b.bitcast(mask, vec(i1, 64))
-            with_bit = e.b.or_(nibbles, e.const(16, codes))
-            parts.append(e.b.select(is_set, with_bit, nibbles))
+            parts.append(with_bit(e, part, mask))
     v_low, v_high, w_low, w_high = parts
     return transposed(e, [v_low, w_low, v_high, w_high])
 
 
+def rest_five_bits(e: Ir, first: Value, second: Value, bits: int, nibbles: int) -> list[Value]:
+    low, high = (e.b.zext(e.load(e.at(block, bits), i32), i64) for block in (first, second))
+    mask = e.b.or_(low, e.b.shl(high, e.const(32)))
+    return [with_bit(e, rest_nibbles(e, first, second, nibbles), mask)]
+
+
 def unpack_q5_0(e: Ir, unit: Value) -> Unit:
-    scale = pick(e, heads(e, unit, 22), lambda group: group // 2 * 2, NIBBLE_ORDER)
-    return Unit(with_fifth_bits(e, unit, 22, 2, 6), scale)
+    return Unit(five_bits(e, unit, 22, 2, 6), block_scale(e, unit, 22))
+
+
+def rest_q5_0(e: Ir, first: Value, second: Value) -> Unit:
+    scale = rest_pick(e, rest_heads(e, first, second), 0)
+    return Unit(rest_five_bits(e, first, second, 2, 6), scale)
 
 
 def unpack_q5_1(e: Ir, unit: Value) -> Unit:
-    halves = heads(e, unit, 24)
-    scale = pick(e, halves, lambda group: group // 2 * 2, NIBBLE_ORDER)
-    bias = pick(e, halves, lambda group: group // 2 * 2 + 1, NIBBLE_ORDER)
-    return Unit(with_fifth_bits(e, unit, 24, 4, 8), scale, bias)
+    return Unit(five_bits(e, unit, 24, 4, 8), *block_scale_and_bias(e, unit, 24))
+
+
+def rest_q5_1(e: Ir, first: Value, second: Value) -> Unit:
+    halves = rest_heads(e, first, second)
+    vectors = rest_five_bits(e, first, second, 4, 8)
+    return Unit(vectors, rest_pick(e, halves, 0), rest_pick(e, halves, 1))
 
 
 def unpack_q8_0(e: Ir, unit: Value) -> Unit:
@@ -89,11 +143,17 @@ def unpack_q8_0(e: Ir, unit: Value) -> Unit:
     return Unit(transposed(e, unsigned), scale)
 
 
-Q4_0 = ByteLayout(32, 18, NIBBLE_ORDER, 8, False, unpack_q4_0)
-Q4_1 = ByteLayout(32, 20, NIBBLE_ORDER, None, False, unpack_q4_1)
-Q5_0 = ByteLayout(32, 22, NIBBLE_ORDER, 16, False, unpack_q5_0)
-Q5_1 = ByteLayout(32, 24, NIBBLE_ORDER, None, False, unpack_q5_1)
-Q8_0 = ByteLayout(32, 34, BYTE_ORDER, 128, True, unpack_q8_0)
+def rest_q8_0(e: Ir, first: Value, second: Value) -> Unit:
+    parts = [e.load(e.at(block, 2), vec(i8, 32)) for block in (first, second)]
+    unsigned = e.b.xor(e.concat(*parts), e.const(-128, codes))
+    return Unit([unsigned], rest_pick(e, rest_heads(e, first, second), 0))
+
+
+Q4_0 = byte_layout((32, 18), NIBBLE_ORDER, unpack_q4_0, rest_q4_0, offset=8)
+Q4_1 = byte_layout((32, 20), NIBBLE_ORDER, unpack_q4_1, rest_q4_1)
+Q5_0 = byte_layout((32, 22), NIBBLE_ORDER, unpack_q5_0, rest_q5_0, offset=16)
+Q5_1 = byte_layout((32, 24), NIBBLE_ORDER, unpack_q5_1, rest_q5_1)
+Q8_0 = byte_layout((32, 34), BYTE_ORDER, unpack_q8_0, rest_q8_0, offset=128, wide=True)
 
 
 @emits(4)
