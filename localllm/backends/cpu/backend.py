@@ -2,6 +2,7 @@
 
 from kernels_cpu.compile import compile_kernels
 from kernels_cpu.cores import default_threads
+from kernels_cpu.rows import ROW_PRODUCTS
 from kernels_cpu.team import Team
 from localllm.backends import BackendOptions, Batch, StepResult
 from localllm.backends.cpu.context import Context, KVMemory
@@ -31,7 +32,7 @@ class CpuBackend:
         self.max_segments = options.max_segments
         self.max_rows = options.max_rows
         self.num_threads = options.threads or default_threads()
-        self.weights = Weights(list(file.tensors.values()), options.weights)
+        self.weights = Weights(list(file.tensors.values()), options.weights, ROW_PRODUCTS)
         self.weights.settle(self.num_threads, options.progress)
         self.step_memory = StepMemory(len(spec.kv_groups), options, spec.output.weight.rows)
         self.kv = [

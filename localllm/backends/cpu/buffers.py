@@ -4,7 +4,7 @@ A buffer lives as long as a handle refers to it. Recording follows the order in 
 memory whose handle is gone may serve the next operation.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from localllm.backends.cpu.memory import ALIGNMENT, Bytes, address_of, allocate
 
@@ -59,4 +59,4 @@ class Forms:
     real: Buffer | None = None
     row: Quantised | None = None
     panel: Quantised | None = None
-    tiles: Buffer | None = field(default=None)
+    tiles: Buffer | None = None

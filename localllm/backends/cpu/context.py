@@ -4,33 +4,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kernels_cpu import isa
 from localllm.backends import BLOCK_SIZE, BackendOptions
 from localllm.backends.cpu.buffers import Buffer, Pool, Quantised
-from localllm.backends.cpu.memory import Bytes, Weights, address_of, allocate
+from localllm.backends.cpu.memory import Bytes, Rows, Weights, address_of, allocate
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.step import Slot, StepMemory, zeros
 from localllm.models.spec import KVGroup, ModelSpec, Vector, Weight
 
 FLOAT_LANES = 16
+TILE_TOKENS = 16
 VALUES_PER_SCALE = 16
 EXACT_TYPES = frozenset({"F32", "F16", "BF16"})
 GROUP = 64  # int8 activations are padded to a multiple of it
 
 
-__all__ = ["Context", "KVMemory", "Placed", "padded", "zeros"]
+__all__ = ["Context", "KVMemory", "padded", "zeros"]
 
 
 def padded(width: int, unit: int) -> int:
     return -(-width // unit) * unit
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Raw rows in memory."""
-
-    address: int
-    row_bytes: int
-    type_name: str
 
 
 class KVMemory:
@@ -82,6 +75,19 @@ class Context:
         """Floats from token to token of a float32 buffer."""
         return padded(width, FLOAT_LANES)
 
+    @property
+    def has_tiles(self) -> bool:
+        """True where prompts are multiplied on AMX tiles: prompt activations are bfloat16 then."""
+        return str(isa()) == "amx"
+
+    def tiles_stride(self, width: int) -> int:
+        """Bytes of 16 tokens."""
+        return 2 * TILE_TOKENS * padded(width, GROUP)
+
+    def take_tiles(self, width: int) -> Buffer:
+        tokens = padded(self.options.max_tokens, 2 * TILE_TOKENS)
+        return self.pool.take(tokens // TILE_TOKENS * self.tiles_stride(width))
+
     def take_real(self, width: int) -> Buffer:
         return self.pool.take(4 * self.stride(width) * self.options.max_tokens)
 
@@ -99,11 +105,11 @@ class Context:
             take(n * values), take(4 * n * scales), take(4 * n * sums), values, scales, sums
         )
 
-    def placed(self, weight: Weight) -> "Placed":
-        """Where the rows of a weight lie, and as what type."""
-        tensor = self.weights.tensors[weight.name]
-        first = self.weights.address(weight.name) + weight.first_row * tensor.row_bytes
-        return Placed(first, tensor.row_bytes, tensor.type.name)
+    def placed(self, weight: Weight) -> Rows:
+        """The rows of a weight in memory."""
+        rows = self.weights.rows(weight.name)
+        first = rows.address + weight.first_row * rows.row_bytes
+        return Rows(first, rows.row_bytes, rows.type_name)
 
     def is_exact(self, weight: Weight) -> bool:
         """True where the product takes float32 activations."""

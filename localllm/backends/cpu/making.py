@@ -10,6 +10,7 @@ from kernels_cpu.activations import quantise as quantise_kernel
 from kernels_cpu.embedding import EMBEDDINGS, gather_rows
 from kernels_cpu.norms import BASE, LAYER, RMS, SCALE, add_norm
 from kernels_cpu.norms import norm as norm_kernel
+from kernels_cpu.panels_bf16 import pack_tiles
 from kernels_cpu.select import cap_logits, num_chunks
 from localllm.backends.cpu.buffers import Quantised
 from localllm.backends.cpu.context import Context
@@ -95,6 +96,14 @@ def quantise(context: Context, x: int, width: int, *, narrow: bool) -> Maker:
     """The int8 forms of what is there in float32."""
     own = [x, context.stride(width)]
     return by_parts(context, quantise_kernel, own, width, narrow=narrow)
+
+
+def pack(context: Context, x: int, tiles: int, width: int, *, narrow: bool) -> None:
+    """The bfloat16 tiles of what is there in float32, prompt tokens only."""
+    first = context.slot(Slot.GENERATED_ROWS if narrow else Slot.GENERATED)
+    args = [x, context.stride(width), width, tiles, context.tiles_stride(width), first]
+    count = context.slot(Slot.PROMPT_ROWS if narrow else Slot.PROMPT)
+    context.program.record(pack_tiles, args, count=count)
 
 
 def add(context: Context, x: int, y: int, width: int, scale: float, *, narrow: bool) -> Maker:

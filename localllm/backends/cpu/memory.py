@@ -1,19 +1,22 @@
 """Memory of the CPU backend: anonymous maps that are committed when touched, and where weights lie.
 
 Weights are read raw, either in the file's map (page cache: instant, shared between processes, larger
-than memory if need be) or in private huge pages, where they are copied once.
+than memory if need be) or in private huge pages, where they are copied once. Only tensors of types that
+no kernel reads are expanded.
 """
 
 import mmap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from localllm.errors import OutOfMemory
+from localllm.errors import OutOfMemory, UnsupportedModel
 from localllm.gguf import Tensor
+from localllm.quants import dequantize
 
 Bytes = NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]
@@ -50,39 +53,60 @@ def address_of(array: NDArray[np.generic]) -> int:
     return address
 
 
-class Weights:
-    """Where each tensor's raw blocks lie: `address` of its first row, whatever the mode.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tensor in memory: where row 0 is, and as what type."""
 
-    mode  "mapped": in the file's map; "resident": copied into private memory; "auto": resident if
-          that leaves room
+    address: int
+    row_bytes: int
+    type_name: str
+
+
+class Weights:
+    """Where each tensor's rows lie.
+
+    mode   "mapped": in the file's map; "resident": copied into private memory; "auto": resident if
+           that leaves room
+    known  types that the kernels read raw; 2-D tensors of other types become float16 when settled,
+           in private memory whatever the mode
     """
 
-    def __init__(self, tensors: Sequence[Tensor], mode: str) -> None:
+    def __init__(self, tensors: Sequence[Tensor], mode: str, known: Container[str]) -> None:
         self.tensors = {tensor.name: tensor for tensor in tensors}
-        total = sum(padded(tensor.nbytes) for tensor in tensors)
+        self._foreign = [t for t in tensors if len(t.shape) > 1 and t.type.name not in known]
+        self._raw = [t for t in tensors if t not in self._foreign]
+        self.num_bytes = sum(padded(t.nbytes) for t in self._raw)
         if mode == "auto":
-            mode = (
-                "resident" if total + ROOM_BYTES < psutil.virtual_memory().available else "mapped"
-            )
+            room = psutil.virtual_memory().available - ROOM_BYTES
+            mode = "resident" if self.num_bytes < room else "mapped"
         self.mode = mode
-        self.num_bytes = total
-        self._area: Bytes | None = allocate(total, huge=True) if mode == "resident" else None
-        self._addresses = {tensor.name: tensor.address for tensor in tensors}
+        self._areas: list[Bytes] = []
+        self._rows = {t.name: Rows(t.address, t.row_bytes, t.type.name) for t in self._raw}
+        for tensor in self._foreign:
+            area = allocate(2 * tensor.rows * tensor.cols, huge=True)
+            self._areas.append(area)
+            self._rows[tensor.name] = Rows(address_of(area), 2 * tensor.cols, "F16")
 
-    def address(self, name: str) -> int:
-        return self._addresses[name]
+    def rows(self, name: str) -> Rows:
+        return self._rows[name]
 
     def settle(self, num_threads: int, progress: Progress | None = None) -> None:
-        """Copy the tensors where they are to lie; afterwards `address` answers for the copies."""
-        if self._area is None:
+        """Bring the tensors to where they are to lie; afterwards `rows` answers for the copies."""
+        for done, tensor in enumerate(self._foreign, 1):
+            expand(tensor, self._areas[done - 1])
+            if progress is not None:
+                progress("converting weights", done, len(self._foreign))
+        if self.mode != "resident":
             return
-        base, offset = address_of(self._area), 0
+        area = allocate(self.num_bytes, huge=True)
+        self._areas.append(area)
         pieces: list[tuple[Bytes, Bytes]] = []
-        for name, tensor in self.tensors.items():
-            target = self._area[offset : offset + tensor.nbytes]
-            pieces += cut(tensor.data, target)
-            self._addresses[name] = base + offset
-            offset += padded(tensor.nbytes)
+        offset = 0
+        for t in self._raw:
+            target = area[offset : offset + t.nbytes]
+            pieces += cut(t.data, target)
+            self._rows[t.name] = Rows(address_of(area) + offset, t.row_bytes, t.type.name)
+            offset += padded(t.nbytes)
         with ThreadPoolExecutor(num_threads) as pool:
             copies: Iterable[None] = pool.map(copy_piece, pieces)
             for done, _ in enumerate(copies, 1):
@@ -90,7 +114,19 @@ class Weights:
                     progress("copying weights", done, len(pieces))
 
     def close(self) -> None:
-        self._area = None
+        self._areas.clear()
+
+
+def expand(tensor: Tensor, area: Bytes) -> None:
+    """Write a tensor's values as float16. Raises UnsupportedModel if they do not fit."""
+    out = area.view(np.float16).reshape(tensor.rows, tensor.cols)
+    raw = tensor.data.reshape(tensor.rows, -1)
+    step = max(1, COPY_BYTES // (4 * tensor.cols))
+    for first in range(0, tensor.rows, step):
+        values = dequantize(tensor.type, raw[first : first + step])
+        if not np.abs(values).max(initial=0) < np.finfo(np.float16).max:
+            raise UnsupportedModel(f"{tensor.name}: {tensor.type.name} values beyond float16")
+        out[first : first + step] = values
 
 
 def padded(num_bytes: int) -> int:

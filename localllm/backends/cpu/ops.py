@@ -125,6 +125,10 @@ class CpuOps:
             maker.write_quantised(forms.row, forms.panel)
         elif x.maker is not None:
             x.maker.write_quantised(forms.row, forms.panel)
+        if self.context.has_tiles and forms.tiles is None:
+            forms.tiles = self.context.take_tiles(x.width)
+            real = self._real(x)
+            making.pack(self.context, real, forms.tiles.address, x.width, narrow=x.narrow)
 
     def _product(
         self,

@@ -113,6 +113,8 @@ def panel_inputs(context: Context, x: Forms, type_name: str, cols: int) -> list[
     if type_name in EXACT_TYPES:
         assert x.real is not None
         return [x.real.address, 4 * context.stride(cols), 0, 0, 0]
+    if x.tiles is not None:
+        return [x.tiles.address, context.tiles_stride(cols), 0, 0, 0]
     assert x.panel is not None
     q: Quantised = x.panel
     assert q.scales_stride == q.sums_stride
