@@ -56,6 +56,8 @@ def prepare(p: Product, f: Format, value: Value) -> None:
     """For each token: sums of activations per weight scale, times -offset where there is one."""
     e = p.e
     factor = e.const(1.0 if f.offset is None else -float(f.offset), vec(f32, LANES))
+    if f.is_signed:
+        return
     left = divide_up(e, smaller(e, e.b.sub(p.args[3], value), e.const(DEPTH)), 16)
     firsts = range(0, DEPTH // 16, LANES)
     masks = [first_lanes(e, e.at(left, -k)) for k in firsts]
@@ -146,6 +148,8 @@ class MicroKernel:
 
     def dot16(self, group: Value, xs: list[Activations], half: int) -> Sums:
         """float32 of codes . xq over 16 values of the group, for each token and column."""
+        if isa() == "avx2":
+            return self.dot16_of_pairs(group, xs, half)
         e, tile = self.e, self.tile
         ints, floats = vec(i32, tile.lanes), vec(f32, tile.lanes)
         # Small integers added to the bits of this number are added to the number: converting back
@@ -155,19 +159,48 @@ class MicroKernel:
         for step in range(4 * half, 4 * half + 4):
             codes = self.line(group, step, vec(i8, 4 * tile.lanes))
             for m, x in enumerate(xs):
-                word = e.load(e.at(x.values, 4 * step), i32)
-                spread = e.b.bitcast(e.splat(word, tile.lanes), codes[0].type)
+                four = self.four(x, step)
                 for n, code in enumerate(codes):
                     wide = self.f.largest_code > 127
-                    dots[m, n] = e.dot4(dots[m, n], code, spread, wide=wide)
+                    dots[m, n] = e.dot4(dots[m, n], code, four, wide=wide)
         magic = e.const(MAGIC, floats)
         return {pair: e.b.fsub(e.b.bitcast(dot, floats), magic) for pair, dot in dots.items()}
+
+    def four(self, x: Activations, step: int) -> Value:
+        """Four activations, repeated for each row of a column."""
+        e, n = self.e, self.tile.lanes
+        return e.b.bitcast(e.splat(e.load(e.at(x.values, 4 * step), i32), n), vec(i8, 4 * n))
+
+    def dot16_of_pairs(self, group: Value, xs: list[Activations], half: int) -> Sums:
+        """dot16 at level avx2: sums of two products are added in 16 bits as long as they fit."""
+        e, tile = self.e, self.tile
+        f = self.f
+        largest = 128 if f.is_signed else f.largest_code
+        fitting = max(1, 32767 // (2 * 127 * largest))
+        pairs: Sums = {}
+        dots: Sums = {}
+        for step in range(4):
+            codes = self.line(group, 4 * half + step, vec(i8, 4 * tile.lanes))
+            signs = codes
+            if f.is_signed:
+                codes = [e.with_sign(code, code) for code in codes]
+            for m, x in enumerate(xs):
+                four = self.four(x, 4 * half + step)
+                for n, code in enumerate(codes):
+                    signed = e.with_sign(four, signs[n]) if f.is_signed else four
+                    two = e.dot2(code, signed)
+                    pairs[m, n] = e.b.add(pairs[m, n], two) if step % fitting else two
+            if (step + 1) % fitting == 0 or step == 3:
+                for pair in tile.pairs:
+                    sums = e.add2(pairs[pair])
+                    dots[pair] = e.b.add(dots[pair], sums) if pair in dots else sums
+        return {pair: e.b.sitofp(dot, vec(f32, tile.lanes)) for pair, dot in dots.items()}
 
     def one_scale(self, group: Value, xs: list[Activations], totals: Sums) -> None:
         """A weight scale counts for 32 values: the two activation scales meet first."""
         e = self.e
         scaled: Sums = {}
-        sums = [self.spread(x.sums) for x in xs]
+        sums = [] if self.f.is_signed else [self.spread(x.sums) for x in xs]
         for half in range(2):
             dots = self.dot16(group, xs, half)
             for m, x in enumerate(xs):
@@ -175,10 +208,10 @@ class MicroKernel:
                 for n in range(self.tile.columns):
                     if half:
                         scaled[m, n] = e.fma(dots[m, n], d, scaled[m, n])
-                    elif self.f.offset is None:
-                        scaled[m, n] = e.b.fmul(dots[m, n], d)
-                    else:
+                    elif self.f.has_offset:
                         scaled[m, n] = e.fma(dots[m, n], d, sums[m])
+                    else:
+                        scaled[m, n] = e.b.fmul(dots[m, n], d)
         self.add(group, 8, scaled, sums, totals)
 
     def two_scales(self, group: Value, xs: list[Activations], totals: Sums) -> None:
@@ -190,7 +223,7 @@ class MicroKernel:
             scaled: Sums = {}
             for (m, n), dot in dots.items():
                 d = self.spread(e.at(xs[m].scales, 4 * half))
-                scaled[m, n] = e.b.fmul(dot, d) if self.f.offset is None else e.fma(dot, d, sums[m])
+                scaled[m, n] = e.fma(dot, d, sums[m]) if self.f.has_offset else e.b.fmul(dot, d)
             self.add(group, 8 + half, scaled, sums, totals)
 
     def add(
@@ -201,7 +234,7 @@ class MicroKernel:
         scales = self.line(group, scale_line, floats)
         for (m, n), value in scaled.items():
             e.set(totals[m, n], e.fma(value, scales[n], e.get(totals[m, n])))
-        if self.f.offset is None:
+        if self.f.has_bias:
             biases = self.line(group, scale_line + self.f.scales, floats)
             for m, n in scaled:
                 e.set(totals[m, n], e.fma(biases[n], sums[m], e.get(totals[m, n])))

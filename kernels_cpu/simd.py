@@ -178,6 +178,19 @@ class Ir:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * acc.type.count}"
         return self.call(name, acc.type, acc, u, s)
 
+    def dot2(self, u: Value, s: Value) -> Value:
+        """<n x i16> of u[2l] * s[2l] + u[2l+1] * s[2l+1], which must fit; level avx2 only, n = 16."""
+        return self.call("llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), u, s)
+
+    def add2(self, v: Value) -> Value:
+        """<n x i32> of v[2l] + v[2l+1]; level avx2 only, n = 8."""
+        ones = self.const(1, v.type)
+        return self.call("llvm.x86.avx2.pmadd.wd", vec(i32, 8), v, ones)
+
+    def with_sign(self, v: Value, sign: Value) -> Value:
+        """Bytes v, negated where sign is negative, 0 where it is 0; level avx2 only, 32 bytes."""
+        return self.call("llvm.x86.avx2.psign.b", v.type, v, sign)
+
     def _pairs_narrow(self, acc: Value, u: Value, s: Value) -> Value:
         pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), u, s)
         ones = self.const(1, vec(i16, 16))

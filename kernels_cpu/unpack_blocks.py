@@ -6,7 +6,7 @@ neighbours in a row. An unpacker takes one block of each of 16 rows apart, in ve
 the row: `Blocks.words` brings 16 bytes of each row into four vectors, a `Panel` takes results.
 
 A panel of bytes has 32 rows. It is a list of groups of 32 values, each one
-    codes   uint8   [8][32][4]      four neighbours of each row side by side
+    codes   uint8   [8][32][4]      four neighbours of each row side by side (see is_signed)
     scale   float32 [scales][32]    scales = 2 if a scale counts for 16 values, else 1
     bias    float32 [scales][32]    only without an offset
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kernels_cpu.kernel import isa
 from kernels_cpu.simd import Ir, Value, f32, i8, i16, i32, vec
 
 GROUP = 32
@@ -95,8 +96,25 @@ class Format:
         return GROUP // self.scale_length
 
     @property
+    def is_signed(self) -> bool:
+        """Whether panels hold code - offset, as signed bytes, instead of the code.
+
+        Without 4-way byte products, sums of two products must fit into 16 bits.
+        """
+        return isa() == "avx2" and self.largest_code > 127
+
+    @property
+    def has_bias(self) -> bool:
+        return self.offset is None
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether the sum of activations times the offset is to be taken off."""
+        return self.offset is not None and not self.is_signed
+
+    @property
     def group_bytes(self) -> int:
-        lines = self.scales if self.offset is not None else 2 * self.scales
+        lines = 2 * self.scales if self.has_bias else self.scales
         return (8 + lines) * STEP_BYTES
 
 
@@ -121,6 +139,9 @@ class BytePanel:
     def put_codes(self, value: int, codes: Value) -> None:
         group, inside = divmod(value, GROUP)
         at = group * self.format.group_bytes + inside // 4 * STEP_BYTES
+        if self.format.is_signed:
+            codes = self.e.b.bitcast(codes, vec(i8, 4 * LANES))
+            codes = self.e.b.sub(codes, self.e.const(self.format.offset or 0, codes.type))
         self.e.store(codes, self.e.at(self.address, at), 64)
 
     def put_scale(self, index: int, scale: Value, bias: Value | None = None) -> None:
