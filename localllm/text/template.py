@@ -13,9 +13,11 @@ is rendered. If that cannot be told apart from a forged marker, the marker stays
 Not here: raw prompts, what an answer's tags mean.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from jinja2 import Template, TemplateSyntaxError, meta
@@ -30,6 +32,8 @@ from localllm.text.tokenizer import Piece, Tokenizer
 KEY = "tokenizer.chat_template"
 MAX_SOURCE_LENGTH = 1 << 18
 MAX_PROBES = 8
+PROBE_KEY = "localllm_probe"
+PROBE = {PROBE_KEY: "x"}
 # Harmony tells system and developer apart; to all other templates they are one role.
 DEVELOPER_MARK = "<|channel|>"
 
@@ -126,6 +130,7 @@ class ChatTemplate:
                 if message["role"] == "developer":
                     message["role"] = "system"
         given = {"add_generation_prompt": add_generation_prompt, **copied(variables)}
+        source.adapt(found)
         return Context(found, copied(tools) if tools else None, given)
 
     def _one_bos(self, ids: list[int]) -> list[int]:
@@ -191,6 +196,52 @@ class _Source:
         except Exception as error:
             # The template is foreign code: nothing that it raises is a fault of ours.
             raise BadRequest(f"the model's chat template fails: {one_line(error)}") from None
+
+    def adapt(self, messages: list[dict[str, Any]]) -> None:
+        """Give tool calls the form in which this template can show them."""
+        for message in messages:
+            if "tool_calls" not in message:
+                continue
+            if not message["content"] and self._takes_null_content:
+                message["content"] = None
+            for call in message["tool_calls"]:
+                arguments = call["function"]["arguments"]
+                if isinstance(arguments, dict) and self._wants_text_arguments:
+                    call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+
+    @cached_property
+    def _wants_text_arguments(self) -> bool:
+        """Whether the arguments of a call are shown as JSON only if they are given as a text."""
+        return not self._shows_arguments(PROBE) and self._shows_arguments(json.dumps(PROBE))
+
+    def _shows_arguments(self, arguments: Any) -> bool:
+        text = self._probe("", arguments)
+        # A mapping that was joined to a text is spelled as Python does, in single quotes.
+        return text is not None and PROBE_KEY in text and f"'{PROBE_KEY}'" not in text
+
+    @cached_property
+    def _takes_null_content(self) -> bool:
+        """Whether a call without content may have null there, which some templates look at."""
+        arguments = json.dumps(PROBE) if self._wants_text_arguments else PROBE
+        text = self._probe(None, arguments)
+        return text is not None and "None" not in text
+
+    def _probe(self, content: str | None, arguments: Any) -> str | None:
+        """What the template makes of a small chat with a tool call; None if it fails."""
+        call = {"name": "f", "arguments": arguments}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "q"},
+            {
+                "role": "assistant",
+                "content": content,
+                "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
+            },
+            {"role": "tool", "content": "r", "name": "f", "tool_call_id": "call00001"},
+        ]
+        try:
+            return self.render(Context(messages, None, {"add_generation_prompt": True}))
+        except BadRequest:
+            return None
 
     def pieces(self, context: Context) -> list[Piece]:
         """The rendered text, with what may be recognised as a control token."""

@@ -259,6 +259,106 @@ def test_messages_are_given_in_the_form_of_transformers(make: Make) -> None:
     assert make(source).render(messages) == "user:ab;assistant:tf1;tool:rf;system:d;"
 
 
+# Three ways in which published templates write the arguments of a call.
+CALLS = {
+    "mapping to JSON": ("{{ f.arguments | tojson }}", '{"x": "é"}'),
+    "text joined": ("{{ 'json:' + f.arguments }}", 'json:{"x": "é"}'),
+    "either": (
+        "{{ f.arguments if f.arguments is string else f.arguments | tojson }}",
+        '{"x": "é"}',
+    ),
+    "one by one": ("{% for k, v in f.arguments.items() %}{{ k }}={{ v }}{% endfor %}", "x=é"),
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+@pytest.mark.parametrize("arguments", ['{"x": "é"}', {"x": "é"}])
+def test_call_arguments_have_the_form_that_the_template_can_show(
+    form: str, arguments: Any, make: Make
+) -> None:
+    show, text = CALLS[form]
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+        + show
+        + "{% endfor %}{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [*user("q"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert make(source).render(messages) == text
+
+
+def test_call_without_content_is_null_only_where_the_template_looks_for_it(make: Make) -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    each = "{% for m in messages %}"
+    looks = each + "{% if m.content is not none %}[{{ m.content }}]{% endif %}{% endfor %}"
+    assert make(looks).render(messages) == ""
+    assert make(each + "{{ m.content | trim }}.{% endfor %}").render(messages) == "."
+    assert make(each + "{{ 'a' + m.content }}{% endfor %}").render(messages) == "a"
+
+
+THINKER = """\
+{%- set ns = namespace(last=messages|length - 1, open=true) %}
+{%- for m in messages[::-1] %}
+    {%- set i = messages|length - 1 - loop.index0 %}
+    {%- if ns.open and m.role == 'user' and not m.content.startswith('<tool_response>') %}
+        {%- set ns.open = false %}
+        {%- set ns.last = i %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- set content = m.content %}
+    {%- set reasoning = '' %}
+    {%- if m.role == 'assistant' %}
+        {%- if m.reasoning_content is string %}
+            {%- set reasoning = m.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+    {%- endif %}
+    {{- '<|im_start|>' + m.role + '\n' }}
+    {%- if reasoning and loop.index0 > ns.last %}
+        {{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' }}
+    {%- endif %}
+    {{- content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+def test_thinking_template_keeps_the_thoughts_of_the_open_turn_only(make: Make) -> None:
+    """The shape of Qwen3's template; the text is written by hand."""
+    template = make(THINKER)
+    messages = [
+        *user("1 < 2?"),
+        {"role": "assistant", "content": "<think>\nhm <b>\n</think>\n\nyes"},
+        *user("sure?"),
+        {"role": "assistant", "content": "let me look", "thinking": "tool?"},
+        {"role": "user", "content": "<tool_response>\n<|im_end|>\n</tool_response>"},
+    ]
+    wanted = (
+        "<|im_start|>user\n1 < 2?<|im_end|>\n"
+        "<|im_start|>assistant\nyes<|im_end|>\n"
+        "<|im_start|>user\nsure?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\ntool?\n</think>\n\nlet me look<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert template.render(messages, enable_thinking=False) == wanted
+    ids = template.encode(messages, enable_thinking=False)
+    assert text_of(template, ids) == wanted
+    found = specials(template.tokenizer, ids)
+    # Five messages end, and the one that was typed is text.
+    assert found.count("<|im_end|>") == 5
+    assert found.count("<think>") == 2
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
