@@ -26,7 +26,7 @@ FAMILIES = {
     "panels": "panel_product_q4_k",
     "rotary": "place_heads",
     "rows_k": "row_product_q4_k",
-    "select": "pick_top",
+    "select": "scan_logits",
 }
 """Module and kernel: one of each family."""
 
