@@ -185,6 +185,14 @@ def test_what_is_derived_from_generated_blocks_is_not_exact() -> None:
     assert run(pool, turn, exact=True).num_cached == 32
 
 
+def test_a_block_that_begins_with_a_copy_of_generated_tokens_is_not_exact() -> None:
+    pool = new_pool()
+    run(pool, range(32), answer=range(200, 264))
+    turn = [*range(32), *range(200, 264)]
+    assert run(pool, turn).num_cached == 95
+    assert run(pool, turn, exact=True).num_cached == 32
+
+
 def test_a_preempted_sequence_finds_its_own_blocks_in_their_roles() -> None:
     pool = new_pool()
     sequence = new_sequence(range(40))
