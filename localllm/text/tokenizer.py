@@ -31,6 +31,7 @@ from localllm.text.vocabulary import (
 )
 
 SPACE = "▁"
+MARKER_BEGIN = 3
 # Bytes that are not UTF-8 travel through str as these (PEP 383).
 STRAY_BYTES = re.compile("([\udc80-\udcff]+)")
 SURROGATES = re.compile("[\ud800-\udfff]")
@@ -163,11 +164,20 @@ class Tokenizer:
         return ids
 
     @cached_property
-    def _markers(self) -> list[tuple[str, int]]:
-        """Special tokens and their texts, the longest first."""
+    def _markers(self) -> dict[str, list[tuple[str, int]]]:
+        """Special tokens and their texts, by how they begin: some models have thousands."""
         texts = self.vocabulary.texts
-        ids = self.vocabulary.ids_of_kind(CONTROL, UNKNOWN, USER_DEFINED)
-        return sorted(((texts[i], i) for i in ids if texts[i]), key=lambda m: -len(m[0]))
+        found: dict[str, list[tuple[str, int]]] = {}
+        for i in self.vocabulary.ids_of_kind(CONTROL, UNKNOWN, USER_DEFINED):
+            if texts[i]:
+                found.setdefault(texts[i][:MARKER_BEGIN], []).append((texts[i], i))
+        return found
+
+    def _markers_in(self, text: str) -> list[tuple[str, int]]:
+        """The special tokens whose texts occur, the longest first."""
+        groups = (group for begin, group in self._markers.items() if begin in text)
+        found = [marker for group in groups for marker in group if marker[0] in text]
+        return sorted(found, key=lambda marker: -len(marker[0]))
 
     def _partition(self, pieces: Sequence[Piece]) -> list[str | int]:
         """The text cut at the special tokens in it.
@@ -178,9 +188,7 @@ class Tokenizer:
         text = "".join(p.text for p in pieces)
         rules = _Rules(pieces)
         stretches: list[str | int | tuple[int, int]] = [(0, len(text))]
-        for marker, token in self._markers:
-            if marker not in text:
-                continue
+        for marker, token in self._markers_in(text):
             is_control = token in self.special_ids
             found: list[str | int | tuple[int, int]] = []
             for stretch in stretches:

@@ -172,6 +172,8 @@ def _kinds(metadata: Metadata, num_tokens: int) -> npt.NDArray[np.uint8]:
     kinds = metadata.array(key)
     if len(kinds) != num_tokens:
         raise BadFile(f"{metadata.path}: {key} has {len(kinds)} values for {num_tokens} tokens")
+    if kinds.dtype.kind not in "iu":
+        raise BadFile(f"{metadata.path}: {key} is an array of {kinds.dtype}, not of integers")
     return kinds.astype(np.uint8)
 
 

@@ -10,6 +10,7 @@ Not here: [CLS] and [SEP], which are this kind's BOS and EOS (vocabulary.py).
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
+from localllm.errors import BadFile
 from localllm.metadata import Metadata
 from localllm.text.spm import SPACE
 from localllm.text.vocabulary import CONTROL, UNKNOWN, Vocabulary
@@ -29,7 +30,9 @@ class WordMatcher:
             else:
                 pieces[text[1:] if text.startswith(SPACE) else "##" + text] = i
         self.unknown_id = vocabulary.unknown_id
-        unknown = "[UNK]" if self.unknown_id is None else vocabulary.texts[self.unknown_id]
+        if self.unknown_id is None or self.unknown_id not in special:
+            raise BadFile(f"{metadata.path}: its vocabulary has no token for unknown words")
+        unknown = vocabulary.texts[self.unknown_id]
         self.model = Tokenizer(
             WordPiece(pieces, unk_token=unknown, max_input_chars_per_word=MAX_WORD_LENGTH)
         )
