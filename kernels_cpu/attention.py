@@ -34,6 +34,7 @@ Int32s = NDArray[np.int32]
 BLOCK = 32  # positions of a block
 SPLIT = 512  # positions of a split
 PROMPT_ROWS = 128  # rows (tokens * query heads) of a prompt item, about
+ITEMS_PER_THREAD = 8  # with fewer, contexts are split
 
 # Slots of the argument block (int64 each; float32 values in the low 32 bits).
 Q = 0  # float32 [T, q_stride]: the rotated queries of all heads
@@ -121,25 +122,31 @@ def generated_work(
     segment_starts  int32 [S+1] of the generated segments alone
     A step with many tokens gives whole contexts to the threads, one with few their splits.
     """
-    last = positions // SPLIT
-    first = np.zeros_like(last) if not window else np.maximum(positions - window + 1, 0) // SPLIT
-    counts = last - first + 1
-    segments = np.repeat(np.arange(len(segment_starts) - 1), np.diff(segment_starts))
-    tokens = np.arange(len(positions))
-    few = len(positions) * num_kv_heads < 8 * num_threads
-    split = (counts > 1) & few & (np.cumsum(counts) <= max_partials)
-    entries = np.where(split, counts, 1)
-    owner = np.repeat(tokens, entries)
-    starts = np.cumsum(entries) - entries
-    work = np.zeros((len(owner), 4), np.int32)
-    work[:, 0], work[:, 1] = owner, segments[owner]
-    work[:, 2] = first[owner] + np.arange(len(owner)) - starts[owner]
-    partial_starts = np.cumsum(np.where(split, counts, 0)) - np.where(split, counts, 0)
-    partial = partial_starts[owner] + np.arange(len(owner)) - starts[owner]
-    work[:, 3] = np.where(split[owner], partial, -1)
-    merges = np.zeros((int(split.sum()), 4), np.int32)
-    merges[:, 0], merges[:, 1], merges[:, 2] = tokens[split], partial_starts[split], counts[split]
-    return work, merges
+    num_items = len(positions) * num_kv_heads
+    has_few = num_items < ITEMS_PER_THREAD * num_threads
+    # Plain Python: most steps have few entries, and each call into NumPy takes a microsecond.
+    work: list[tuple[int, int, int, int]] = []
+    merges: list[tuple[int, int, int, int]] = []
+    num_partials = 0
+    starts = segment_starts.tolist()
+    places = positions.tolist()
+    for segment in range(len(starts) - 1):
+        for token in range(starts[segment], starts[segment + 1]):
+            position = places[token]
+            first = max(0, position - window + 1) // SPLIT if window else 0
+            count = position // SPLIT + 1 - first
+            if count == 1 or not has_few or num_partials + count > max_partials:
+                work.append((token, segment, first, -1))
+                continue
+            for i in range(count):
+                work.append((token, segment, first + i, num_partials + i))
+            merges.append((token, num_partials, count, 0))
+            num_partials += count
+    return as_work(work), as_work(merges)
+
+
+def as_work(entries: list[tuple[int, int, int, int]]) -> Int32s:
+    return np.array(entries, np.int32).reshape(-1, 4)
 
 
 def prompt_work(positions: Int32s, segment_starts: Int32s, first: int, group: int) -> Int32s:
@@ -149,11 +156,11 @@ def prompt_work(positions: Int32s, segment_starts: Int32s, first: int, group: in
     group      query heads of a KV head
     """
     tile = prompt_tile(group)
-    rows = [
-        (s, t, min(tile, end - t), 0)
-        for s in range(first, len(segment_starts) - 1)
-        for end in (int(segment_starts[s + 1]),)
-        for t in range(int(segment_starts[s]), end, tile)
+    starts = segment_starts.tolist()
+    entries = [
+        (segment, token, min(tile, starts[segment + 1] - token), 0)
+        for segment in range(first, len(starts) - 1)
+        for token in range(starts[segment], starts[segment + 1], tile)
     ]
-    work = np.array(rows, np.int32).reshape(-1, 4)
-    return np.ascontiguousarray(work[np.argsort(-positions[work[:, 1]], kind="stable")])
+    entries.sort(key=lambda entry: -positions[entry[1]])
+    return as_work(entries)

@@ -323,7 +323,8 @@ KEEP = 28 * GROUP_ROWS
 GROUP_BYTES = 32 * GROUP_ROWS
 
 
-@njit
+# This and what follows is inlined, since Numba optimises a function of its own twice.
+@njit(inline="always")
 def start_groups(args: int, groups: int, entry: int, kv_head: int, dump: int) -> int:
     """Lay out an item's rows; the number of groups. Rows that fill up a group write to `dump`."""
     group, head_dim = slot(args, a.GROUP), slot(args, a.HEAD_DIM)
@@ -355,7 +356,7 @@ def start_groups(args: int, groups: int, entry: int, kv_head: int, dump: int) ->
     return num_groups
 
 
-@njit
+@njit(inline="always")
 def unpack_block(
     args: int, table: int, kv_head: int, base: int, low: int, end: int, k: int, v: int
 ) -> None:
@@ -378,7 +379,7 @@ def num_strip(e: Ir) -> Value:
     return e.const(strip())
 
 
-@njit
+@njit(inline="always")
 def attend_keys(
     args: int, at: int, base: int, low: int, end: int, k: int, v: int, scores: int
 ) -> None:
