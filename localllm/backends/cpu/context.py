@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernels_cpu import isa
+from kernels_cpu.kernel import isa
 from localllm.backends import BLOCK_SIZE, BackendOptions
 from localllm.backends.cpu.buffers import Buffer, Pool, Quantised
 from localllm.backends.cpu.memory import Bytes, Rows, Weights, address_of, allocate
@@ -78,7 +78,8 @@ class Context:
     @property
     def has_tiles(self) -> bool:
         """True where prompts are multiplied on AMX tiles: prompt activations are bfloat16 then."""
-        return str(isa()) == "amx"
+        level: str = isa()
+        return level == "amx"
 
     def tiles_stride(self, width: int) -> int:
         """Bytes of 16 tokens."""

@@ -74,7 +74,7 @@ class Weights:
     def __init__(self, tensors: Sequence[Tensor], mode: str, known: Container[str]) -> None:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self._foreign = [t for t in tensors if len(t.shape) > 1 and t.type.name not in known]
-        self._raw = [t for t in tensors if t not in self._foreign]
+        self._raw = [t for t in tensors if len(t.shape) == 1 or t.type.name in known]
         self.num_bytes = sum(padded(t.nbytes) for t in self._raw)
         if mode == "auto":
             room = psutil.virtual_memory().available - ROOM_BYTES

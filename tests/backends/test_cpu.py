@@ -1,0 +1,233 @@
+"""The CPU backend against llama.cpp's logits and the reference backend.
+
+Defends sameness: a token's logits are the same bits whatever the chunking, the thread count and
+the sequences beside it.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from driving import run_tokens
+from levels import CACHE, LEVELS
+
+import kernels_cpu
+from localllm.backends import TOP, BackendOptions, Batch, Edits
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.gguf import GgufFile
+from localllm.models import read_spec
+
+FAMILIES = ("llama", "gemma2", "command-r", "stablelm", "starcoder2", "olmo2", "phi3", "glm4")
+# Rounding of int8 activations, 0.5 % of a product; TQ2_0 has no kernel and is computed as float16.
+TYPES = {
+    "Q4_0": 1e-3,
+    "Q4_1": 1e-3,
+    "Q5_0": 1e-3,
+    "Q5_1": 1e-3,
+    "Q8_0": 1e-3,
+    "MXFP4": 1e-3,
+    "F16": 1e-5,
+    "BF16": 1e-5,
+    "TQ2_0": 1e-5,
+}
+WIDTH, VOCAB = 256, 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> None:
+    kernels_cpu.configure(CACHE, LEVELS[0])
+
+
+def open_cpu(file: GgufFile, num_threads: int = 2, weights: str = "auto") -> CpuBackend:
+    spec = read_spec(file)
+    options = BackendOptions(
+        num_blocks=(24,) * len(spec.kv_groups),
+        table_width=8,
+        max_rows=512,
+        threads=num_threads,
+        weights=weights,
+    )
+    return CpuBackend(file, spec, options)
+
+
+def open_reference(file: GgufFile) -> ReferenceBackend:
+    spec = read_spec(file)
+    options = BackendOptions((24,) * len(spec.kv_groups), table_width=8, max_rows=512)
+    return ReferenceBackend(file, spec, options)
+
+
+def write_llama(path: Path, type_name: str) -> GgufFile:
+    """Two layers with weights of one type (embeddings and head, too)."""
+    rng = np.random.default_rng(5)
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_context_length(512)
+    out.add_embedding_length(WIDTH)
+    out.add_block_count(2)
+    out.add_feed_forward_length(2 * WIDTH)
+    out.add_head_count(4)
+    out.add_head_count_kv(2)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_vocab_size(VOCAB)
+    type_ = gguf.GGMLQuantizationType[type_name]
+
+    def add(name: str, rows: int, cols: int) -> None:
+        values = rng.standard_normal((rows, cols), dtype=np.float32) * cols**-0.5
+        raw = gguf.quants.quantize(values, type_)
+        out.add_tensor(f"{name}.weight", raw, raw_dtype=type_)
+
+    add("token_embd", VOCAB, WIDTH)
+    add("output", VOCAB, WIDTH)
+    out.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
+    for i in range(2):
+        for norm in ("attn_norm", "ffn_norm"):
+            out.add_tensor(f"blk.{i}.{norm}.weight", np.ones(WIDTH, np.float32))
+        for name, rows in (("q", WIDTH), ("k", WIDTH // 2), ("v", WIDTH // 2), ("output", WIDTH)):
+            add(f"blk.{i}.attn_{name}", rows, WIDTH)
+        add(f"blk.{i}.ffn_gate", 2 * WIDTH, WIDTH)
+        add(f"blk.{i}.ffn_up", 2 * WIDTH, WIDTH)
+        add(f"blk.{i}.ffn_down", WIDTH, 2 * WIDTH)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return GgufFile.open(path)
+
+
+def write_family(shared_data: Path, family: str, path: Path) -> GgufFile:
+    place = shared_data.parent / "tools" / "archfix.py"
+    spec = importlib.util.spec_from_file_location("archfix", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write(json.loads((shared_data / "archs" / f"{family}.json").read_text()), path)
+    return GgufFile.open(path)
+
+
+def error_of(got: np.ndarray, want: np.ndarray) -> float:
+    return float(((got - want) ** 2).mean() / (want**2).mean())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_equal_llama_cpp(family: str, shared_data: Path, tmp_path: Path) -> None:
+    ids = np.load(shared_data / "archs" / "tokens.npy")
+    want = np.load(shared_data / "archs" / f"{family}-dense.npy")
+    file = write_family(shared_data, f"{family}-dense", tmp_path / "model.gguf")
+    backend = open_cpu(file)
+    for path in ("prefill", "decode"):
+        whole = run_tokens(backend, ids, chunk=len(ids), path=path)
+        assert error_of(whole, want) < 1e-5
+        np.testing.assert_array_equal(run_tokens(backend, ids, chunk=7, path=path), whole)
+    backend.close()
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_types_stay_near_the_reference(type_name: str, tmp_path: Path) -> None:
+    file = write_llama(tmp_path / "model.gguf", type_name)
+    ids = np.random.default_rng(1).integers(0, VOCAB, 70)
+    want = run_tokens(open_reference(file), ids, chunk=70)
+    backend = open_cpu(file)
+    for path in ("prefill", "decode"):
+        got = run_tokens(backend, ids, chunk=33, path=path)
+        assert error_of(got, want) < TYPES[type_name], path
+        again = run_tokens(backend, ids, chunk=70, path=path)
+        np.testing.assert_array_equal(again, got)
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    return write_llama(tmp_path_factory.mktemp("cpu") / "model.gguf", "Q4_1")
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+def test_threads_and_places_of_weights_change_no_bit(llama: GgufFile, path: str) -> None:
+    ids = np.random.default_rng(2).integers(0, VOCAB, 40)
+    results = []
+    for threads, weights in ((1, "mapped"), (2, "resident"), (3, "auto")):
+        backend = open_cpu(llama, threads, weights)
+        results.append(run_tokens(backend, ids, chunk=40, path=path))
+        backend.close()
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_sequences_beside_change_no_bit(llama: GgufFile) -> None:
+    """Two generated sequences and a prompt in one step, each the same as alone."""
+    backend = open_cpu(llama)
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, VOCAB, n).astype(np.int32) for n in (3, 5, 9)]
+    tables = [np.array([[0, 1], [2, 3], [4, 5]], np.int32)]
+    lengths = [len(t) for t in texts]
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    together = Batch(
+        tokens=np.concatenate(texts),
+        positions=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        segment_starts=starts,
+        context_lengths=np.array(lengths, np.int32),
+        block_tables=tables,
+        num_generated=8,
+        num_generated_segments=2,
+        rows=np.arange(17, dtype=np.int32),
+    )
+    got = backend.step(together).logits.copy()
+    for s, (text, path) in enumerate(zip(texts, ("decode", "decode", "prefill"))):
+        alone = run_tokens(backend, text, chunk=len(text), path=path)
+        np.testing.assert_array_equal(got[starts[s] : starts[s + 1]], alone)
+    backend.close()
+
+
+def test_selection_and_edits_equal_the_reference(llama: GgufFile) -> None:
+    ids = np.random.default_rng(4).integers(0, VOCAB, 6).astype(np.int32)
+    edits = Edits(
+        np.array([7, 100, 299], np.int32),
+        np.array([1.3, 1.0, 1.0], np.float32),
+        np.array([0.0, 30.0, -3.0], np.float32),
+    )
+    backend = open_cpu(llama)
+    tables = [np.array([[3]], np.int32)]
+    rows = np.array([2, 5], np.int32)
+    lengths = np.array([6], np.int32)
+    starts = np.array([0, 6], np.int32)
+    positions = np.arange(6, dtype=np.int32)
+    batch = Batch(ids, positions, starts, lengths, tables, 0, 0, rows, {1: edits})
+    result = backend.step(batch)
+    logits = result.logits.astype(np.float64)
+    assert result.top_ids.shape == (2, TOP)
+    edited = result.logits.copy()
+    x = edited[1, edits.ids]
+    edited[1, edits.ids] = np.where(x > 0, x / edits.repeat, x * edits.repeat) + edits.add
+    for r in range(2):
+        order = np.argsort(-edited[r], kind="stable")[:TOP]
+        np.testing.assert_array_equal(result.top_ids[r], order)
+        np.testing.assert_array_equal(result.top_logits[r], edited[r, order])
+        lse = np.log(np.exp(edited[r].astype(np.float64)).sum())
+        assert abs(result.lse[r] - lse) < 1e-5
+        assert abs(result.raw_lse[r] - np.log(np.exp(logits[r]).sum())) < 1e-5
+    backend.close()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_divergence_stays_below_llama_cpp(
+    name: str, path: str, shared_data: Path, request: pytest.FixtureRequest
+) -> None:
+    """Mean KL to exact float32 over the 16 likeliest tokens and the rest, first 128 tokens."""
+    model: Path = request.getfixturevalue(f"{name}_path")
+    exact = np.load(shared_data / "real" / f"{name}-f32.npz")
+    peer = np.load(shared_data / "real" / f"{name}-llamacpp-kl.npy")[:128].mean()
+    backend = open_cpu(GgufFile.open(model))
+    logits = run_tokens(backend, exact["tokens"][:128], chunk=128, path=path).astype(np.float64)
+    backend.close()
+    logits -= logits.max(axis=1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    p = exact["top_logprobs"][:128].astype(np.float64)
+    q = np.take_along_axis(logits, exact["top_ids"][:128], axis=1)
+    rest = [np.clip(1 - np.exp(v).sum(axis=1), 1e-9, 1) for v in (p, q)]
+    kl = (np.exp(p) * (p - q)).sum(axis=1) + rest[0] * np.log(rest[0] / rest[1])
+    assert kl.mean() < 0.75 * peer
