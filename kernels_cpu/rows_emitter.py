@@ -6,9 +6,9 @@ for t in [0, count). A call packs the activations of up to 16 tokens into its sc
 in which the weight type likes to be read, then walks its rows: a *unit* (256 values; 64 of float
 types) is unpacked into registers once and meets every token, whose 16 float lanes of sum lie in
 scratch. So there is one piece of code for any number of tokens, and a token's sums are the same
-sequence of operations whatever else is in the bundle. With several tokens, rows go in pairs that
-share the loads of activations, and are cut into chunks so that the activations of a chunk stay in
-the first-level cache for all rows of an item.
+sequence of operations whatever else is in the bundle. With several tokens, rows may go in pairs
+that share the loads of activations, and are cut into chunks so that the activations of a chunk stay
+in the first-level cache for all rows of an item.
 
 What whole units leave of a row is taken in smaller units. Nothing past a row's end is ever read.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
+from kernels_cpu.kernel import isa
 from kernels_cpu.simd import Ir, Value, f32, i8, i32, i64, vec
 
 LANES = 16
@@ -250,9 +251,9 @@ def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n
         count = smaller(e, b.sub(whole.count, start), chunk_units)
         records = e.at(whole.records, e.mul(e.mul(start, n), whole.step.record_bytes))
         offset = e.mul(start, whole.step.bytes)
-        emit_row_pairs(call, Part(whole.step, count, start, offset, records), base, rows, n)
+        emit_rows(call, Part(whole.step, count, start, offset, records), base, rows, n)
     for rest in rests:
-        emit_row_pairs(call, rest, base, rows, n)
+        emit_rows(call, rest, base, rows, n)
 
 
 def chunk_shift(e: Ir, n: Value) -> Value:
@@ -264,36 +265,40 @@ def chunk_shift(e: Ir, n: Value) -> Value:
     return shift
 
 
-def emit_row_pairs(call: Call, part: Part, base: Value, rows: Value, n: Value) -> None:
+def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value) -> None:
     """Add a part of all rows of an item to the sums of n tokens.
 
-    If the last row has no partner, it is computed twice: the sums of a row more are spare.
+    A last row without partners is computed more than once: sums of rows beyond an item's are spare.
     """
-    e, b, step = call.e, call.e.b, part.step
+    e, b, step, together = call.e, call.e.b, part.step, rows_together()
     row_bytes = call.slot(Slot.ROW_BYTES)
     sums_of_row = e.mul(n, LANE_BYTES)
     ahead = e.mul(row_bytes, ROWS_AHEAD)
-    with e.loop(b.lshr(e.at(rows, 1), e.const(1))) as pair:
-        first = e.mul(pair.index, 2)
-        numbers = [first, smaller(e, e.at(first, 1), e.at(rows, -1))]
-        pair_rows = [e.at(base, e.mul(number, row_bytes)) for number in numbers]
-        sums = e.at(call.sums, e.mul(first, sums_of_row))
+    with e.loop(b.lshr(e.at(rows, together - 1), e.const(shift_of(together)))) as l:
+        first = e.mul(l.index, together)
+        numbers = [smaller(e, e.at(first, k), e.at(rows, -1)) for k in range(together)]
+        row_bases = [e.at(base, e.mul(number, row_bytes)) for number in numbers]
+        sums = [e.at(call.sums, e.mul(e.at(first, k), sums_of_row)) for k in range(together)]
         with e.loop(part.count) as l:
             units = [
-                unpack(call, step, row, e.at(row, part.offset), l.index, ahead) for row in pair_rows
+                unpack(call, step, row, e.at(row, part.offset), l.index, ahead) for row in row_bases
             ]
             records = e.at(part.records, e.mul(e.mul(l.index, n), step.record_bytes))
             with e.loop(n) as t:
                 record = e.at(records, e.mul(t.index, step.record_bytes))
-                place = e.at(sums, e.mul(t.index, LANE_BYTES))
-                places = [place, e.at(place, sums_of_row)]
-                totals = [e.load(p, floats, 64) for p in places]
+                places = [e.at(s, e.mul(t.index, LANE_BYTES)) for s in sums]
                 # All loads before any store, so that the rows share those of the record.
+                totals = [e.load(place, floats, 64) for place in places]
                 totals = [
                     step.multiply(e, u, record, v) for u, v in zip(units, totals, strict=True)
                 ]
-                for total, p in zip(totals, places, strict=True):
-                    e.store(total, p, 64)
+                for total, place in zip(totals, places, strict=True):
+                    e.store(total, place, 64)
+
+
+def rows_together() -> int:
+    """Rows that share a pass over the tokens: as many as the registers hold."""
+    return 2 if isa() in ("amx", "avx512") else 1
 
 
 def unpack(call: Call, step: Step, row: Value, start: Value, unit: Value, ahead: Value) -> Any:

@@ -197,14 +197,17 @@ class Ir:
         return self.b.add(acc, self.call("llvm.x86.avx2.pmadd.wd", acc.type, pairs, ones))
 
     def _pairs_wide(self, acc: Value, u: Value, s: Value) -> Value:
-        halves = []
-        for k in (0, 16):
-            a = self.b.zext(self.slice(u, k, 16), vec(i16, 16))
-            c = self.b.sext(self.slice(s, k, 16), vec(i16, 16))
-            halves.append(self.call("llvm.x86.avx2.pmadd.wd", vec(i32, 8), a, c))
-        both = self.concat(*halves)
-        even, odd = self.shuffle(both, range(0, 16, 2)), self.shuffle(both, range(1, 16, 2))
-        return self.b.add(acc, self.b.add(even, odd))
+        """u = (u & 127) + 128 * (u >> 7), since sums of two products must fit 16 bits."""
+        parts = (
+            (self.b.and_(u, self.const(127, u.type)), 1),
+            (self.b.lshr(u, self.const(7, u.type)), 128),
+        )
+        for part, factor in parts:
+            pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), part, s)
+            factors = self.const(factor, vec(i16, 16))
+            product = self.call("llvm.x86.avx2.pmadd.wd", acc.type, pairs, factors)
+            acc = self.b.add(acc, product)
+        return acc
 
     def _dot4_portable(self, acc: Value, u: Value, s: Value) -> Value:
         n = acc.type.count
