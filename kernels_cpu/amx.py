@@ -11,7 +11,7 @@ The product of two tiles adds the even values and the odd values up apart, in or
 nothing, then their sum to what is there. The twin does the same with multiply-adds that round once
 and keep subnormal numbers; the hardware takes those for zero.
 
-Before the first tile instruction the process asks the system for the registers: `request_tiles`.
+The process has to ask the system for the registers (`isa.request_tiles`); `configure` does.
 Source: Intel's Software Developer's Manual, TDPBF16PS; the tile configuration, LDTILECFG.
 """
 
@@ -20,19 +20,12 @@ from typing import Protocol
 
 from llvmlite import ir
 
-from kernels_cpu.amx_probe import is_permitted
 from kernels_cpu.simd import Ir, Value, f32, i8, i16, i32, vec, void
 
 TILE_ROWS, ROW_BYTES, TILE_BYTES = 16, 64, 1024
 TOKENS = ROWS = 2 * TILE_ROWS
 SUMS_BYTES = 4 * ROWS
 WEIGHTS_BYTES = 2 * TILE_BYTES
-
-
-def request_tiles() -> None:
-    """Ask the system for tile registers, for all threads of this process to come."""
-    if not is_permitted():
-        raise RuntimeError("the system does not grant tile registers")
 
 
 @dataclass(frozen=True, slots=True)

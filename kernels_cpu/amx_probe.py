@@ -5,12 +5,9 @@ is right. Anything else, a killed process included, means that it does not.
 """
 
 import ctypes
-import platform
 import sys
 
-ARCH_PRCTL = 158  # system call number on x86-64
-ARCH_REQ_XCOMP_PERM = 0x1023
-XFEATURE_XTILEDATA = 18
+from kernels_cpu.isa import request_tiles
 
 ROWS = 16
 ROW_BYTES = 64
@@ -35,14 +32,6 @@ define void @product(ptr %config, ptr %ones, ptr %out) {
   ret void
 }
 """
-
-
-def is_permitted() -> bool:
-    """Ask the system for the tile registers."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
-    return bool(syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
 
 
 def product_is_right() -> bool:
@@ -70,7 +59,7 @@ def product_is_right() -> bool:
 
 
 if __name__ == "__main__":
-    if not is_permitted():
+    if not request_tiles():
         sys.exit("the system does not grant tile registers")
     if not product_is_right():
         sys.exit("a tile product is wrong")

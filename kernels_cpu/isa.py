@@ -11,6 +11,7 @@ it. LLVM would use every register the host has, whatever a kernel intends, unles
 lesser processor.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -50,6 +51,10 @@ OPTIONAL_512 = {
     "avx512_bf16": "avx512bf16",
     "gfni": "gfni",
 }
+
+ARCH_PRCTL = 158  # system call number on x86-64
+ARCH_REQ_XCOMP_PERM = 0x1023
+XFEATURE_XTILEDATA = 18
 
 
 def detect(cache: Path | None = None) -> str:
@@ -118,6 +123,16 @@ def has_amx(cache: Path | None) -> bool:
     except OSError:
         pass  # It is tried again next time.
     return answer
+
+
+def request_tiles() -> bool:
+    """Ask the system for the tile registers, for all threads of this process; no child inherits
+    them.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    return bool(syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
 
 
 def probe_amx() -> bool:

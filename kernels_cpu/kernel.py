@@ -19,6 +19,8 @@ from typing import Any
 import numba
 from numba import cfunc, types
 
+from kernels_cpu.isa import request_tiles
+
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 _state: dict[str, Any] = {"folder": None, "isa": None}
@@ -31,6 +33,9 @@ def configure(cache: Path | None, isa: str) -> None:
     """
     if _state["isa"] not in (None, isa):
         raise RuntimeError(f"kernels are already configured for {_state['isa']}")
+    if isa == "amx":
+        # Granted to a process, not to a machine; `isa.detect` has tried it in another one.
+        request_tiles()
     _state["isa"] = isa
     _state["folder"] = None if cache is None else cache / f"kernels-{sources_digest()}-{isa}"
 

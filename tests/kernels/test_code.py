@@ -82,6 +82,14 @@ def check_all() -> None:
     inspect(all_kernels())
 
 
+def check_tiles() -> None:
+    from kernels_cpu.panels import PANEL_PRODUCTS
+
+    kernel = PANEL_PRODUCTS["Q4_K"]
+    inspect([kernel])
+    assert "tdpbf16ps" in kernel.compile()._library.get_asm_str()
+
+
 def for_target(text: str, triple: str, layout: str) -> str:
     """A module's LLVM text, retargeted."""
     text = re.sub(r"^target triple = .*$", f'target triple = "{triple}"', text, flags=re.M)
@@ -113,7 +121,7 @@ def check_families_compile_for_arm() -> None:
             assert re.search(r"\bv\d+\.(4s|16b)|\.4s\b", code), kernel.name
 
 
-def check_waiting_hint_is_that_of_the_target() -> None:
+def check_waiting_hint_of_the_target() -> None:
     from kernels_cpu.simd import Ir
     from kernels_cpu.threads import emit_pause
 
@@ -137,8 +145,12 @@ def test_code_of_avx2_keeps_to_it_and_cannot_raise() -> None:
 
 
 def test_generic_code_compiles_for_arm_and_cannot_raise() -> None:
-    names = (name for name in globals() if name.startswith("check_") and name != "check_all")
+    names = "check_families", "check_families_compile_for_arm", "check_waiting_hint_of_the_target"
     run_at("generic", __file__, *names, is_cached=False)
+
+
+def test_tile_code_compiles_anywhere() -> None:
+    run_at("amx", __file__, "check_tiles", is_cached=False)
 
 
 @pytest.mark.slow
