@@ -7,6 +7,8 @@ Promises:
   3. the ids have exactly one BOS if the model wants one, and never two;
   4. a template cannot reach anything, and stops (sandbox.py).
 
+Templates that refuse a system message get its text at the head of the first user's message instead.
+
 Where a template acts on a tag in a message (`'</think>' in content`) the real text decides what
 is rendered. If that cannot be told apart from a forged marker, the marker stays text.
 
@@ -16,9 +18,9 @@ Not here: raw prompts, what an answer's tags mean.
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Template, TemplateSyntaxError, meta
 
@@ -29,6 +31,7 @@ from localllm.text.provenance import PRIVATE, Context, Disguise, Provenance
 from localllm.text.sandbox import BoundedEnvironment, TemplateRefusal
 from localllm.text.tokenizer import Piece, Tokenizer
 
+T = TypeVar("T")
 KEY = "tokenizer.chat_template"
 MAX_SOURCE_LENGTH = 1 << 18
 MAX_PROBES = 8
@@ -54,6 +57,10 @@ PLAIN = """\
 {%- if add_generation_prompt %}Assistant:{% endif -%}
 {%- endif -%}
 """
+
+
+class Refused(BadRequest):
+    """The template called raise_exception."""
 
 
 class ChatTemplate:
@@ -99,7 +106,7 @@ class ChatTemplate:
         """
         source = self._with_tools if tools else self._plain
         context = self._context(source, messages, tools, add_generation_prompt, variables)
-        return source.render(context)
+        return _folding_system(source.render, context)
 
     def encode(
         self,
@@ -112,7 +119,8 @@ class ChatTemplate:
         """The ids of the prompt. Raises BadRequest like `render`."""
         source = self._with_tools if tools else self._plain
         context = self._context(source, messages, tools, add_generation_prompt, variables)
-        return self._one_bos(self.tokenizer.encode_pieces(source.pieces(context)))
+        pieces = _folding_system(source.pieces, context)
+        return self._one_bos(self.tokenizer.encode_pieces(pieces))
 
     def _context(
         self,
@@ -192,7 +200,7 @@ class _Source:
         try:
             return self.environment.render(self.template, values)
         except TemplateRefusal as error:
-            raise BadRequest(f"the model's chat template refuses: {one_line(error)}") from None
+            raise Refused(f"the model's chat template refuses: {one_line(error)}") from None
         except Exception as error:
             # The template is foreign code: nothing that it raises is a fault of ours.
             raise BadRequest(f"the model's chat template fails: {one_line(error)}") from None
@@ -290,6 +298,30 @@ class _Source:
     def _count_control(self, pieces: list[Piece]) -> Counter[int]:
         ids = self.tokenizer.encode_pieces(pieces)
         return Counter(i for i in ids if self.tokenizer.is_special(i))
+
+
+def _folding_system(work: Callable[[Context], T], context: Context) -> T:
+    """`work` on the context; if the template refuses it, with the system text in the user's."""
+    try:
+        return work(context)
+    except Refused:
+        folded = folded_system(context.messages)
+        if folded is None:
+            raise
+        try:
+            return work(Context(folded, context.tools, context.variables))
+        except BadRequest:
+            # The system message was not the reason.
+            pass
+        raise
+
+
+def folded_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages with a leading system text put before the user's; None if there is no such pair."""
+    if [m["role"] for m in messages[:2]] != ["system", "user"]:
+        return None
+    system, first = messages[:2]
+    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *messages[2:]]
 
 
 def spelled(pieces: list[Piece]) -> str:

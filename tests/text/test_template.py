@@ -185,6 +185,43 @@ def test_refusal_carries_the_words_of_the_template(make: Make) -> None:
             call(user("hi"))
 
 
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('No system role') }}"
+    "{% elif (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}"
+    "{% endif %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
+)
+
+
+def chat(*roles: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": role[0]} for role in roles]
+
+
+def test_system_text_goes_to_the_user_where_the_template_has_no_system_role(make: Make) -> None:
+    template = make(STRICT)
+    assert template.render(chat("system", "user", "assistant")) == "user:s\n\nu;assistant:a;"
+    messages = chat("system", "user")
+    assert text_of(template, template.encode(messages)) == template.render(messages)
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        (("user", "user"), "Roles must alternate"),
+        (("assistant", "user"), "Roles must alternate"),
+        (("user", "assistant", "assistant"), "Roles must alternate"),
+        (("user", "system"), "No system role"),
+        (("system",), "No system role"),
+        (("system", "user", "user"), "No system role"),
+    ],
+)
+def test_refused_order_of_roles_is_a_bad_request_in_the_words_of_the_template(
+    roles: tuple[str, ...], words: str, make: Make
+) -> None:
+    with pytest.raises(BadRequest, match=words):
+        make(STRICT).encode(chat(*roles))
+
+
 def test_failure_inside_a_template_is_a_bad_request(make: Make) -> None:
     for source in (
         "{{ messages[0].x.y }}",
