@@ -24,7 +24,7 @@ Argument block (int64 slots):
     11  address of b, float32 [rows], or 0   12  1: the residual is what out holds, 0: there is none
     13  float32 bits of scale
     14  address of the first token, int64    15  address of the token after the last, int64
-Scratch: 64 KiB and 256 bytes a token, tokens rounded up to 32.
+Scratch: 64 KiB and 320 bytes a token, tokens rounded up to 32.
 """
 
 from kernels_cpu.amx import Hardware

@@ -25,8 +25,8 @@ from kernels_cpu.panels_tile import (
     Product,
     divide,
     divide_up,
+    for_parts,
     for_tiles,
-    smaller,
     unpack_tile,
 )
 from kernels_cpu.simd import Ir, Value, emits, i64
@@ -77,13 +77,12 @@ def tile_panel_product(
     """All of the kernel of one weight type, with bfloat16 tiles of activations."""
 
     def body(p: Product) -> None:
-        columns = p.args[3]
-        with e.loop(divide_up(e, columns, DEPTH)) as part:
-            value = e.mul(part.index, DEPTH)
-            left = smaller(e, e.b.sub(columns, value), e.const(DEPTH))
-            groups = divide(e, left, GROUP)
+        def part(value: Value, values: Value) -> None:
+            groups = divide(e, values, GROUP)
             unpack_tile(p, f, value, groups, lambda group, half: tile_panel(p, f, group, half))
             multiply(p, unit, divide(e, value, GROUP), groups)
+
+        for_parts(p, DEPTH, part)
 
     unit.begin(e, e.at(scratch, CONFIG_AT))
     for_tiles(e, args, first, last, scratch, body)

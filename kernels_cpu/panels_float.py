@@ -13,6 +13,7 @@ from kernels_cpu.panels_tile import (
     Product,
     RegisterTile,
     divide_up,
+    for_parts,
     for_register_tiles,
     for_tiles,
     smaller,
@@ -60,12 +61,11 @@ def float_panel_product(
     """All of the kernel of one weight type. A row has 16 bytes or more."""
 
     def body(p: Product) -> None:
-        columns = p.args[3]
-        with e.loop(divide_up(e, columns, DEPTH)) as part:
-            value = e.mul(part.index, DEPTH)
-            values = smaller(e, e.b.sub(columns, value), e.const(DEPTH))
+        def part(value: Value, values: Value) -> None:
             unpack(p, f, value, values)
             multiply(p, value, values)
+
+        for_parts(p, DEPTH, part)
 
     for_tiles(e, args, first, last, scratch, body)
 

@@ -13,19 +13,19 @@ from kernels_cpu.panels_tile import (
     Product,
     RegisterTile,
     divide,
-    divide_up,
     first_lanes,
+    for_parts,
     for_register_tiles,
     for_tiles,
+    largest_part,
     masked_load,
-    smaller,
     unpack_tile,
 )
 from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
 from kernels_cpu.unpack_blocks import GROUP, LANES, STEP_BYTES, BytePanel, Format
 
 DEPTH = 512
-PREPARED_BYTES = DEPTH // 16 * 4
+PREPARED_BYTES = largest_part(DEPTH) // 16 * 4
 MAGIC = 1.5 * 2.0**23
 Sums = dict[tuple[int, int], Value]
 
@@ -34,14 +34,14 @@ def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value,
     """All of the kernel of one weight type, with int8 activations."""
 
     def body(p: Product) -> None:
-        columns = p.args[3]
-        with e.loop(divide_up(e, columns, DEPTH)) as part:
-            value = e.mul(part.index, DEPTH)
-            left = smaller(e, e.b.sub(columns, value), e.const(DEPTH))
-            groups = divide(e, left, GROUP)
+        def part(value: Value, values: Value) -> None:
+            groups = divide(e, values, GROUP)
             unpack_tile(p, f, value, groups, lambda group, half: byte_panel(p, f, group, half))
-            prepare(p, f, value)
+            if not f.is_signed:
+                prepare(p, f, value, values)
             multiply(p, f, value, groups)
+
+        for_parts(p, DEPTH, part)
 
     for_tiles(e, args, first, last, scratch, body)
 
@@ -52,23 +52,19 @@ def byte_panel(p: Product, f: Format, group: Value, half: Value) -> BytePanel:
     return BytePanel(e, at, f)
 
 
-def prepare(p: Product, f: Format, value: Value) -> None:
+def prepare(p: Product, f: Format, value: Value, values: Value) -> None:
     """For each token: sums of activations per weight scale, times -offset where there is one."""
     e = p.e
     factor = e.const(1.0 if f.offset is None else -float(f.offset), vec(f32, LANES))
-    if f.is_signed:
-        return
-    left = divide_up(e, smaller(e, e.b.sub(p.args[3], value), e.const(DEPTH)), 16)
-    firsts = range(0, DEPTH // 16, LANES)
-    masks = [first_lanes(e, e.at(left, -k)) for k in firsts]
+    firsts = range(0, PREPARED_BYTES // 4, LANES)
+    masks = [first_lanes(e, e.at(divide(e, values, 16), -k)) for k in firsts]
     with e.loop(p.tokens) as t:
         source = activations(p, e.at(p.begin, t.index), value).sums
         target = e.at(p.prepared, e.mul(t.index, PREPARED_BYTES))
         sums = [masked_load(e, e.at(source, 4 * k), m) for k, m in zip(firsts, masks)]
         if f.scales == 1:
-            even = [e.shuffle(a, range(0, 2 * LANES, 2), b) for a, b in zip(sums[::2], sums[1::2])]
-            odd = [e.shuffle(a, range(1, 2 * LANES, 2), b) for a, b in zip(sums[::2], sums[1::2])]
-            sums = [e.b.fadd(a, b) for a, b in zip(even, odd)]
+            sums.append(e.const(0.0, vec(f32, LANES)))
+            sums = [neighbour_sums(e, a, b) for a, b in zip(sums[::2], sums[1::2])]
         for k, s in enumerate(sums):
             e.store(e.b.fmul(s, factor), e.at(target, 64 * k), 64)
 
@@ -76,6 +72,13 @@ def prepare(p: Product, f: Format, value: Value) -> None:
 def register_tile() -> RegisterTile:
     """Sums, integers, scaled integers and the operands of a step fit into 32 or 16 registers."""
     return RegisterTile(4, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(2, 2, 8)
+
+
+def neighbour_sums(e: Ir, a: Value, b: Value) -> Value:
+    """a[0] + a[1], a[2] + a[3], ..., then those of b."""
+    n = a.type.count
+    even, odd = (e.shuffle(a, range(k, 2 * n, 2), b) for k in range(2))
+    return e.b.fadd(even, odd)
 
 
 @dataclass(frozen=True, slots=True)

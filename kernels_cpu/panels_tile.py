@@ -1,8 +1,8 @@
 """What every panel product does around its micro-kernel: tiles, rows, sums and the epilogue.
 
 The argument block is described in panels.py. Scratch: 64 KiB for the tile (first the 32 addresses
-of its rows), then 256 bytes for each token: 32 float32 sums of the tile's rows, and room for what
-a micro-kernel prepares of the token.
+of its rows), then 320 bytes for each token, tokens rounded up to 32: float32 sums of the tile's
+rows, and after all of these what a micro-kernel prepares of each token.
 """
 
 from collections.abc import Callable
@@ -60,6 +60,10 @@ class Product:
 
 def smaller(e: Ir, a: Value, b: Value) -> Value:
     return e.b.select(e.b.icmp_signed("<", a, b), a, b)
+
+
+def larger(e: Ir, a: Value, b: Value) -> Value:
+    return e.b.select(e.b.icmp_signed(">", a, b), a, b)
 
 
 def divide(e: Ir, a: Value, n: int) -> Value:
@@ -123,6 +127,26 @@ def for_register_tiles(
             body(tokens, e.mul(part.index, width))
 
 
+def for_parts(p: Product, depth: int, body: Callable[[Value, Value], None]) -> None:
+    """body(value, values) for parts of the columns, which depend on their number alone.
+
+    A part has `depth` values; the last one has more instead of another that is short, and never
+    more than `largest_part(depth)`.
+    """
+    e, columns = p.e, p.args[3]
+    extra = largest_part(depth) - depth
+    count = divide_up(e, larger(e, e.at(columns, -extra), e.const(1)), depth)
+    end = e.at(count, -1)
+    with e.loop(count) as part:
+        value = e.mul(part.index, depth)
+        is_last = e.b.icmp_unsigned("==", part.index, end)
+        body(value, e.b.select(is_last, e.b.sub(columns, value), e.const(depth)))
+
+
+def largest_part(depth: int) -> int:
+    return depth + depth // 2
+
+
 def list_rows(p: Product, row: Value) -> None:
     """Write the addresses of the tile's rows; those after the last repeat the last."""
     e = p.e
@@ -163,21 +187,23 @@ def finish(p: Product, row: Value) -> None:
     """Write the tile's sums of all tokens, with bias, scale and residual."""
     e, args = p.e, p.args
     scale = e.splat(args.float(13), LANES)
-    has_bias = e.b.icmp_unsigned("!=", args[11], e.const(0))
-    has_residual = e.b.icmp_unsigned("!=", args[12], e.const(0))
-    for half in range(ROWS_PER_TILE // LANES):
-        start = e.at(row, half * LANES)
-        at_row = e.mul(start, 4)
-        mask = first_lanes(e, e.b.sub(args[2], start))
-        biased = e.b.and_(e.splat(has_bias, LANES), mask)
-        added = e.b.and_(e.splat(has_residual, LANES), mask)
-        bias = masked_load(e, e.at(args[11], at_row), biased)
-        with e.loop(p.tokens) as t:
-            total = e.load(e.at(p.sums, e.mul(t.index, SUMS_BYTES), half * 64), bias.type, 64)
-            token = e.b.mul(e.at(p.begin, t.index), args[10])
-            out = e.at(args[9], e.mul(token, 4), at_row)
-            old = masked_load(e, out, added)
-            masked_store(e, e.fma(e.b.fadd(total, bias), scale, old), out, mask)
+    has_bias = e.splat(e.b.icmp_unsigned("!=", args[11], e.const(0)), LANES)
+    has_residual = e.splat(e.b.icmp_unsigned("!=", args[12], e.const(0)), LANES)
+    halves = [64 * half for half in range(ROWS_PER_TILE // LANES)]
+    left = e.b.sub(args[2], row)
+    masks = [first_lanes(e, e.at(left, -half // 4)) for half in halves]
+    biases = [
+        masked_load(e, e.at(args[11], e.mul(row, 4), half), e.b.and_(has_bias, mask))
+        for half, mask in zip(halves, masks)
+    ]
+    out, stride = e.at(args[9], e.mul(row, 4)), e.mul(args[10], 4)
+    with e.loop(p.tokens) as t:
+        place = e.at(out, e.b.mul(e.at(p.begin, t.index), stride))
+        sums = e.at(p.sums, e.mul(t.index, SUMS_BYTES))
+        for half, mask, bias in zip(halves, masks, biases):
+            total = e.b.fadd(e.load(e.at(sums, half), bias.type, 64), bias)
+            old = masked_load(e, e.at(place, half), e.b.and_(has_residual, mask))
+            masked_store(e, e.fma(total, scale, old), e.at(place, half), mask)
 
 
 def first_lanes(e: Ir, n: Value) -> Value:
