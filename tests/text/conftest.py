@@ -1,16 +1,17 @@
 """Small vocabularies, written as GGUF files and read back like any model's."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import TOKENS, Make
 from gguf import GGUFWriter
+from vocabularies import MakeMetadata, byte_level
 
 from localllm.gguf import GgufFile
 from localllm.metadata import Metadata
-
-MakeMetadata = Callable[[dict[str, Any]], Metadata]
+from localllm.text.template import ChatTemplate
+from localllm.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -34,5 +35,19 @@ def make_metadata(tmp_path: Path) -> MakeMetadata:
         writer.write_tensors_to_file()
         writer.close()
         return GgufFile.open(path).metadata
+
+    return make
+
+
+@pytest.fixture
+def make(make_metadata: MakeMetadata) -> Make:
+    """A template over a byte-level vocabulary that has the markers of chats.py."""
+
+    def make(source: str | None, **keys: Any) -> ChatTemplate:
+        values = byte_level(TOKENS, **{"ggml.bos_token_id": 257, **keys})
+        if source is not None:
+            values["chat_template"] = source
+        metadata = make_metadata(values)
+        return ChatTemplate.from_metadata(metadata, load_tokenizer(metadata))
 
     return make

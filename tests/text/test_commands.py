@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from conftest import MakeMetadata
-from vocabularies import CONTROL, byte_level
+from vocabularies import CONTROL, MakeMetadata, byte_level
 
 from localllm.errors import BadRequest
 from localllm.offline.tokenize import detokenize, tokenize

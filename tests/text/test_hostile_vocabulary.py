@@ -4,8 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from conftest import MakeMetadata
-from vocabularies import CONTROL, NORMAL, UNKNOWN, byte_level, score_based
+from vocabularies import CONTROL, NORMAL, UNKNOWN, MakeMetadata, byte_level, score_based
 
 from localllm.errors import BadFile, UnsupportedModel
 from localllm.metadata import Metadata

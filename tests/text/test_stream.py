@@ -4,8 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from conftest import MakeMetadata
-from vocabularies import CONTROL, byte_level
+from vocabularies import CONTROL, MakeMetadata, byte_level
 
 from localllm.text.stream import Detokenizer, StopMatcher
 from localllm.text.tokenizer import Tokenizer, load_tokenizer

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from conftest import MakeMetadata
 from vocabularies import (
     CONTROL,
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
+    MakeMetadata,
     byte_level,
     score_based,
 )

@@ -1,9 +1,12 @@
 """Small vocabularies as `tokenizer.` keys of GGUF."""
 
+from collections.abc import Callable
 from typing import Any
 
+from localllm.metadata import Metadata
 from localllm.text.bpe import BYTE_TO_CHAR
 
+MakeMetadata = Callable[[dict[str, Any]], Metadata]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
