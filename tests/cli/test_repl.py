@@ -1,0 +1,139 @@
+"""The conversation on a pseudo-terminal."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from server_process import Server, environment
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
+ENTER, CTRL_C, CTRL_D, CTRL_J = "\r", "\x03", "\x04", "\n"
+PASTE = "\x1b[200~{}\x1b[201~"
+LONGEST_WAIT_SECONDS = 30
+
+
+class Terminal:
+    """A `localllm run` on a terminal: what is typed, and what comes out."""
+
+    def __init__(self, server: Server, *args: str) -> None:
+        self._terminal, theirs = pty.openpty()
+        env = environment(
+            server.folder, LOCALLLM_HOST=server.url, TERM="xterm", PROMPT_TOOLKIT_NO_CPR="1"
+        )
+        command = [sys.executable, "-m", "localllm.cli", "run", *args]
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
+        os.close(theirs)
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait for `text`; what came before it, without escape codes."""
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+        while text not in self._seen:
+            assert time.monotonic() < deadline, f"{text!r} did not come"
+            ready, _, _ = select.select([self._terminal], [], [], LONGEST_WAIT_SECONDS)
+            assert ready, f"{text!r} did not come after {self._seen!r}"
+            data = os.read(self._terminal, 65536).decode(errors="replace")
+            self._seen = ESCAPES.sub("", self._seen + data)
+        before, _, self._seen = self._seen.partition(text)
+        return before
+
+    def say(self, text: str) -> None:
+        """Type a line at the prompt."""
+        self.expect(">>> ")
+        self.type(text + ENTER)
+
+    def close(self) -> int:
+        self.process.kill()
+        os.close(self._terminal)
+        return self.process.wait()
+
+
+@pytest.fixture
+def terminal(server: Server) -> Iterator[Terminal]:
+    terminal = Terminal(server, "tiny")
+    yield terminal
+    terminal.close()
+
+
+def test_answers_and_history_of_the_conversation(terminal: Terminal) -> None:
+    terminal.say("hi")
+    terminal.expect("0 1 2 ")
+    terminal.say("echo")
+    terminal.expect("{'role': 'user', 'content': 'hi'}, {'role':")
+    terminal.say("/clear")
+    terminal.expect("Cleared session context")
+    terminal.say("echo")
+    terminal.expect("[{'role': 'user', 'content': 'echo'}]")
+    terminal.say("/bye")
+    assert terminal.process.wait() == 0
+
+
+def test_interrupt_stops_the_answer_and_not_the_conversation(terminal: Terminal) -> None:
+    terminal.say("forever")
+    terminal.expect("3 4 5 ")
+    # What Ctrl-C is while the terminal is not read.
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.say("hi")
+    terminal.expect("0 1 2 ")
+    terminal.expect(">>> ")
+    terminal.type("half typed" + CTRL_C)
+    terminal.type(CTRL_C)
+    terminal.expect("Use Ctrl + d or /bye to exit.")
+    terminal.expect(">>> ")
+    terminal.type(CTRL_D)
+    assert terminal.process.wait() == 0
+
+
+def test_several_lines_are_one_message(terminal: Terminal) -> None:
+    terminal.say('"""one')
+    terminal.expect("... ")
+    terminal.type('two echo"""' + ENTER)
+    terminal.expect(r"'content': 'one\ntwo echo'")
+    terminal.say(PASTE.format("three\nfour echo"))
+    terminal.expect(r"'content': 'three\nfour echo'")
+    terminal.say("five" + CTRL_J + "six echo")
+    terminal.expect(r"'content': 'five\nsix echo'")
+
+
+def test_set_changes_the_requests(terminal: Terminal) -> None:
+    terminal.say("/set parameter temperature 0.5")
+    terminal.expect("Set parameter 'temperature' to '0.5'")
+    terminal.say("/set parameter nope 1")
+    terminal.expect("Couldn't set parameter: \"unknown parameter 'nope'\"")
+    terminal.say("options")
+    terminal.expect("{'temperature': 0.5}")
+    terminal.say("/set system Be brief.")
+    terminal.expect("Set system message.")
+    terminal.say("/set verbose")
+    terminal.say("echo")
+    terminal.expect("{'role': 'system', 'content': 'Be brief.'}")
+    terminal.expect("eval rate:")
+    terminal.say("/show info")
+    terminal.expect("architecture        llama")
+    terminal.say("/nope")
+    terminal.expect("Unknown command '/nope'. Type /? for help")
+
+
+def test_errors_leave_the_conversation_usable(terminal: Terminal) -> None:
+    terminal.say("refuse")
+    terminal.expect("Error: the fake model refuses this")
+    terminal.say("die")
+    terminal.expect("the model runner has unexpectedly stopped")
+    terminal.say("echo")
+    assert "'content': 'refuse'" not in terminal.expect("'content': 'echo'}]")
+    terminal.say("/save kept")
+    terminal.expect("Created new model 'kept'")
+    terminal.say("/load nope")
+    terminal.expect("Couldn't find model 'nope'")
