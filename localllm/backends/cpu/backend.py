@@ -3,7 +3,7 @@
 from kernels_cpu.compile import compile_kernels
 from kernels_cpu.cores import default_threads
 from kernels_cpu.rows import ROW_PRODUCTS
-from kernels_cpu.team import Team
+from kernels_cpu.team import Team, team_run, team_stop, team_worker
 from localllm.backends import BackendOptions, Batch, StepResult
 from localllm.backends.cpu.context import Context, KVMemory
 from localllm.backends.cpu.memory import Weights
@@ -54,7 +54,8 @@ class CpuBackend:
             if options.progress is not None:
                 options.progress("compiling kernels", done, total)
 
-        compile_kernels(self.program.kernels(), self.num_threads, report)
+        kernels = [*self.program.kernels(), team_run, team_stop, team_worker]
+        compile_kernels(kernels, self.num_threads, report)
         self.program.finish()
 
     def step(self, batch: Batch) -> StepResult:
