@@ -2,7 +2,7 @@
 
 Promises: a template reaches nothing but its variables and the functions given here, and it stops:
 every loop iteration, call, filter and operator costs a step, every text and list it makes is
-counted before it is kept, and time is looked at on each step. One operation works on at most
+counted before it is kept, and time is looked at every few steps. One operation works on at most
 `MAX_LENGTH` characters, so nothing between two steps is long. No signals, no threads: it works
 wherever it is called.
 
@@ -67,11 +67,12 @@ class Budget:
     def __init__(self) -> None:
         self.steps = MAX_STEPS
         self.total = MAX_TOTAL
-        self.deadline = time.monotonic() + MAX_SECONDS
+        # Of this thread: a template is not to blame for a busy machine.
+        self.deadline = time.thread_time() + MAX_SECONDS
 
     def step(self) -> None:
         self.steps -= 1
-        if self.steps < 0 or time.monotonic() > self.deadline:
+        if self.steps < 0 or (self.steps % 16 == 0 and time.thread_time() > self.deadline):
             raise TooCostly("it runs too long")
 
     def pay(self, length: int) -> None:

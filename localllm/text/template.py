@@ -164,7 +164,7 @@ class _Source:
         self.text = text
         self.tokenizer = tokenizer
         self.environment = BoundedEnvironment()
-        self.template, self.variables = self._compile()
+        self.template = self._compile()
         self.provenance = Provenance(tokenizer, text)
         texts = tokenizer.vocabulary.texts
         self.constants = {
@@ -176,12 +176,14 @@ class _Source:
             )
         }
 
-    def _compile(self) -> tuple[Template, frozenset[str]]:
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads and does not set."""
+        return frozenset(meta.find_undeclared_variables(self.environment.parse(self.text)))
+
+    def _compile(self) -> Template:
         try:
-            template = self.environment.compile_source(self.text)
-            return template, frozenset(
-                meta.find_undeclared_variables(self.environment.parse(self.text))
-            )
+            return self.environment.compile_source(self.text)
         except TemplateSyntaxError as error:
             reason = f"{error.message} (line {error.lineno})"
         except Exception as error:
