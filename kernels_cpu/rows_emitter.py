@@ -6,8 +6,8 @@ for t in [0, count). A call packs the activations of up to 16 tokens into its sc
 in which the weight type likes to be read, then walks its rows: a *unit* (256 values; 64 of float
 types) is unpacked into registers once and meets every token, whose 16 float lanes of sum lie in
 scratch. So there is one piece of code for any number of tokens, and a token's sums are the same
-sequence of operations whatever else is in the bundle. With several tokens, rows may go in pairs
-that share the loads of activations, and are cut into chunks so that the activations of a chunk stay
+sequence of operations whatever else is in the bundle. With several tokens, rows may go together
+and share the loads of activations, and are cut into chunks so that the activations of a chunk stay
 in the first-level cache for all rows of an item.
 
 What whole units leave of a row is taken in smaller units. Nothing past a row's end is ever read.
@@ -246,14 +246,17 @@ def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n
     chunk_units = b.shl(e.const(1), shift)
     whole, rests = parts[0], parts[1:]
     chunks = b.lshr(b.sub(e.at(whole.count, chunk_units), e.const(1)), shift)
+    ahead = e.mul(call.slot(Slot.ROW_BYTES), ROWS_AHEAD)
+    is_cut = b.icmp_signed(">", chunks, e.const(1))
+    ahead = b.select(is_cut, ahead, e.const(PREFETCH_BYTES))
     with e.loop(chunks) as c:
         start = b.shl(c.index, shift)
         count = smaller(e, b.sub(whole.count, start), chunk_units)
         records = e.at(whole.records, e.mul(e.mul(start, n), whole.step.record_bytes))
         offset = e.mul(start, whole.step.bytes)
-        emit_rows(call, Part(whole.step, count, start, offset, records), base, rows, n)
+        emit_rows(call, Part(whole.step, count, start, offset, records), base, rows, n, ahead)
     for rest in rests:
-        emit_rows(call, rest, base, rows, n)
+        emit_rows(call, rest, base, rows, n, ahead)
 
 
 def chunk_shift(e: Ir, n: Value) -> Value:
@@ -265,7 +268,7 @@ def chunk_shift(e: Ir, n: Value) -> Value:
     return shift
 
 
-def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value) -> None:
+def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value, ahead: Value) -> None:
     """Add a part of all rows of an item to the sums of n tokens.
 
     A last row without partners is computed more than once: sums of rows beyond an item's are spare.
@@ -273,7 +276,6 @@ def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value) -> Non
     e, b, step, together = call.e, call.e.b, part.step, rows_together()
     row_bytes = call.slot(Slot.ROW_BYTES)
     sums_of_row = e.mul(n, LANE_BYTES)
-    ahead = e.mul(row_bytes, ROWS_AHEAD)
     with e.loop(b.lshr(e.at(rows, together - 1), e.const(shift_of(together)))) as l:
         first = e.mul(l.index, together)
         numbers = [smaller(e, e.at(first, k), e.at(rows, -1)) for k in range(together)]
@@ -298,7 +300,7 @@ def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value) -> Non
 
 def rows_together() -> int:
     """Rows that share a pass over the tokens: as many as the registers hold."""
-    return 2 if isa() in ("amx", "avx512") else 1
+    return 4 if isa() in ("amx", "avx512") else 1
 
 
 def unpack(call: Call, step: Step, row: Value, start: Value, unit: Value, ahead: Value) -> Any:

@@ -7,9 +7,9 @@ from llvmlite import ir
 
 from kernels_cpu.kernel import kernel
 from kernels_cpu.rows_bytes import (
+    Order,
     Unit,
     byte_layout,
-    high_nibbles,
     low_nibbles,
     pick,
     transposed,
@@ -19,10 +19,10 @@ from kernels_cpu.rows_emitter import codes, emit_row_product
 from kernels_cpu.simd import Ir, Value, emits, i1, i8, i16, i32, i64, vec
 
 # Nibbles: vector v has the 16 bytes of blocks 0 to 3 side by side, w those of blocks 4 to 7.
-NIBBLE_ORDER = tuple(
+NIBBLE_ORDER: Order = tuple(
     tuple(2 * (i + 4 * which) + half for i in range(4)) for half in (0, 1) for which in (0, 1)
 )
-BYTE_ORDER = tuple(tuple(4 * g + i for i in range(4)) for g in range(4))
+BYTE_ORDER: Order = tuple(tuple(4 * g + i for i in range(4)) for g in range(4))
 
 
 def heads(e: Ir, unit: Value, block_bytes: int) -> Value:
@@ -59,15 +59,17 @@ def rest_nibbles(e: Ir, first: Value, second: Value, at: int) -> Value:
     return low_nibbles(e, e.b.bitcast(moved, codes))
 
 
-def block_scale(e: Ir, unit: Value, block_bytes: int) -> Value:
-    """The half float at the start of each block, in lane order of nibbles."""
-    return pick(e, heads(e, unit, block_bytes), lambda group: group // 2 * 2, NIBBLE_ORDER)
+def block_scale(e: Ir, unit: Value, block_bytes: int, order: Order = NIBBLE_ORDER) -> Value:
+    """The half float at the start of each block, in lane order."""
+    return pick(e, heads(e, unit, block_bytes), lambda group: group // 2 * 2, order)
 
 
-def block_scale_and_bias(e: Ir, unit: Value, block_bytes: int) -> tuple[Value, Value]:
+def block_scale_and_bias(
+    e: Ir, unit: Value, block_bytes: int, order: Order = NIBBLE_ORDER
+) -> tuple[Value, Value]:
     halves = heads(e, unit, block_bytes)
-    scale = pick(e, halves, lambda group: group // 2 * 2, NIBBLE_ORDER)
-    return scale, pick(e, halves, lambda group: group // 2 * 2 + 1, NIBBLE_ORDER)
+    scale = pick(e, halves, lambda group: group // 2 * 2, order)
+    return scale, pick(e, halves, lambda group: group // 2 * 2 + 1, order)
 
 
 def unpack_q4_0(e: Ir, unit: Value) -> Unit:
@@ -95,43 +97,35 @@ def with_bit(e: Ir, nibbles: Value, bits: Value) -> Value:
     return e.b.select(e.b.bitcast(bits, vec(i1, 64)), e.b.or_(nibbles, e.const(16, codes)), nibbles)
 
 
-def five_bits(e: Ir, unit: Value, block_bytes: int, bits: int, nibbles: int) -> list[Value]:
-    """Codes of eight blocks, whose dword of fifth bits and nibbles are at these bytes."""
-    parts = []
-    for which, v in enumerate(quarters(e, unit, block_bytes, nibbles)):
-        for half, part in enumerate((low_nibbles(e, v), high_nibbles(e, v))):
-            mask = e.const(0)
-            for k in range(4):
-                at = block_bytes * (4 * which + k) + bits + 2 * half
-                word = e.b.zext(e.load(e.at(unit, at), i16), i64)
-                mask = e.b.or_(mask, e.b.shl(word, e.const(16 * k)))
-            parts.append(with_bit(e, part, mask))
-    v_low, v_high, w_low, w_high = parts
-    return transposed(e, [v_low, w_low, v_high, w_high])
-
-
-def rest_five_bits(e: Ir, first: Value, second: Value, bits: int, nibbles: int) -> list[Value]:
+def two_blocks_five_bits(e: Ir, first: Value, second: Value, bits: int, nibbles: int) -> Value:
+    """Codes of two blocks, whose dword of fifth bits and nibbles are at these bytes."""
     low, high = (e.b.zext(e.load(e.at(block, bits), i32), i64) for block in (first, second))
     mask = e.b.or_(low, e.b.shl(high, e.const(32)))
-    return [with_bit(e, rest_nibbles(e, first, second, nibbles), mask)]
+    return with_bit(e, rest_nibbles(e, first, second, nibbles), mask)
+
+
+def five_bits(e: Ir, unit: Value, block_bytes: int, bits: int, nibbles: int) -> list[Value]:
+    """Codes of eight blocks, in `BYTE_ORDER`."""
+    pairs = [(e.at(unit, block_bytes * k), e.at(unit, block_bytes * (k + 1))) for k in (0, 2, 4, 6)]
+    return transposed(e, [two_blocks_five_bits(e, *pair, bits, nibbles) for pair in pairs])
 
 
 def unpack_q5_0(e: Ir, unit: Value) -> Unit:
-    return Unit(five_bits(e, unit, 22, 2, 6), block_scale(e, unit, 22))
+    return Unit(five_bits(e, unit, 22, 2, 6), block_scale(e, unit, 22, BYTE_ORDER))
 
 
 def rest_q5_0(e: Ir, first: Value, second: Value) -> Unit:
     scale = rest_pick(e, rest_heads(e, first, second), 0)
-    return Unit(rest_five_bits(e, first, second, 2, 6), scale)
+    return Unit([two_blocks_five_bits(e, first, second, 2, 6)], scale)
 
 
 def unpack_q5_1(e: Ir, unit: Value) -> Unit:
-    return Unit(five_bits(e, unit, 24, 4, 8), *block_scale_and_bias(e, unit, 24))
+    return Unit(five_bits(e, unit, 24, 4, 8), *block_scale_and_bias(e, unit, 24, BYTE_ORDER))
 
 
 def rest_q5_1(e: Ir, first: Value, second: Value) -> Unit:
     halves = rest_heads(e, first, second)
-    vectors = rest_five_bits(e, first, second, 4, 8)
+    vectors = [two_blocks_five_bits(e, first, second, 4, 8)]
     return Unit(vectors, rest_pick(e, halves, 0), rest_pick(e, halves, 1))
 
 
@@ -139,8 +133,7 @@ def unpack_q8_0(e: Ir, unit: Value) -> Unit:
     parts = [e.load(e.at(unit, 34 * k + 2), vec(i8, 32)) for k in range(8)]
     natural = [e.concat(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     unsigned = [e.b.xor(v, e.const(-128, codes)) for v in natural]
-    scale = pick(e, heads(e, unit, 34), lambda group: group // 2 * 2, BYTE_ORDER)
-    return Unit(transposed(e, unsigned), scale)
+    return Unit(transposed(e, unsigned), block_scale(e, unit, 34, BYTE_ORDER))
 
 
 def rest_q8_0(e: Ir, first: Value, second: Value) -> Unit:
@@ -151,8 +144,8 @@ def rest_q8_0(e: Ir, first: Value, second: Value) -> Unit:
 
 Q4_0 = byte_layout((32, 18), NIBBLE_ORDER, unpack_q4_0, rest_q4_0, offset=8)
 Q4_1 = byte_layout((32, 20), NIBBLE_ORDER, unpack_q4_1, rest_q4_1)
-Q5_0 = byte_layout((32, 22), NIBBLE_ORDER, unpack_q5_0, rest_q5_0, offset=16)
-Q5_1 = byte_layout((32, 24), NIBBLE_ORDER, unpack_q5_1, rest_q5_1)
+Q5_0 = byte_layout((32, 22), BYTE_ORDER, unpack_q5_0, rest_q5_0, offset=16)
+Q5_1 = byte_layout((32, 24), BYTE_ORDER, unpack_q5_1, rest_q5_1)
 Q8_0 = byte_layout((32, 34), BYTE_ORDER, unpack_q8_0, rest_q8_0, offset=128, wide=True)
 
 
