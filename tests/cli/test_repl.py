@@ -16,6 +16,7 @@ from server_process import Server, environment
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
 ENTER, CTRL_C, CTRL_D, CTRL_J = "\r", "\x03", "\x04", "\n"
 PASTE = "\x1b[200~{}\x1b[201~"
+PLACEHOLDER = "Send a message (/? for help)"
 LONGEST_WAIT_SECONDS = 30
 
 
@@ -50,8 +51,8 @@ class Terminal:
         return before
 
     def say(self, text: str) -> None:
-        """Type a line at the prompt."""
-        self.expect(">>> ")
+        """Type a line at an empty prompt; wait for what it does before the next one."""
+        self.expect(PLACEHOLDER)
         self.type(text + ENTER)
 
     def close(self) -> int:
@@ -87,11 +88,11 @@ def test_interrupt_stops_the_answer_and_not_the_conversation(terminal: Terminal)
     terminal.process.send_signal(signal.SIGINT)
     terminal.say("hi")
     terminal.expect("0 1 2 ")
-    terminal.expect(">>> ")
+    terminal.expect(PLACEHOLDER)
     terminal.type("half typed" + CTRL_C)
     terminal.type(CTRL_C)
     terminal.expect("Use Ctrl + d or /bye to exit.")
-    terminal.expect(">>> ")
+    terminal.expect(PLACEHOLDER)
     terminal.type(CTRL_D)
     assert terminal.process.wait() == 0
 
@@ -117,6 +118,7 @@ def test_set_changes_the_requests(terminal: Terminal) -> None:
     terminal.say("/set system Be brief.")
     terminal.expect("Set system message.")
     terminal.say("/set verbose")
+    terminal.expect("Set 'verbose' mode.")
     terminal.say("echo")
     terminal.expect("{'role': 'system', 'content': 'Be brief.'}")
     terminal.expect("eval rate:")
