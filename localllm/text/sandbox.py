@@ -33,7 +33,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_STEPS = 1_000_000
-MAX_SECONDS = 2.0
+MAX_SECONDS = 1.0
 MAX_LENGTH = 1 << 22
 MAX_TOTAL = 1 << 26
 MAX_NODES = 200_000

@@ -34,7 +34,7 @@ from localllm.text.tokenizer import Piece, Tokenizer
 T = TypeVar("T")
 KEY = "tokenizer.chat_template"
 MAX_SOURCE_LENGTH = 1 << 18
-MAX_PROBES = 8
+MAX_PROBES = 4
 PROBE_KEY = "localllm_probe"
 PROBE = {PROBE_KEY: "x"}
 # Harmony tells system and developer apart; to all other templates they are one role.
