@@ -1,15 +1,14 @@
 """From the engine's tokens to the text that clients get.
 
-One worker thread per model turns what a step gave into text deltas, so that the engine thread never
-waits for text, and hands them out once per step to each sink. A stop string ends the answer: the
-engine is told to cancel, and what it computed beyond is never seen.
+What a step gave becomes text deltas on the engine thread itself, between two steps, and each sink
+is called once with all of its own: some ten microseconds a token, where waking a thread of their
+own takes a core away from the kernels and makes the engine wait for the interpreter. So a sink must
+only hand deltas on. A stop string ends the answer before the next step.
 
 Not here: prompts (prompts.py), the wire (runner.py, server/).
 """
 
 import logging
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -124,27 +123,18 @@ class Answer:
         return TokenLogprob(token, spell(token), logprob, alternatives)
 
 
-class AnswerWorker:
-    """The thread between an engine and the clients of its text."""
+class Answers:
+    """All running answers of one engine."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._answers: dict[str, Answer] = {}
-        self._queue: queue.SimpleQueue[list[Output] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Hand out what the engine has said, then stop; the engine is closed before."""
-        self._queue.put(None)
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
-            self._thread.join()
+        # One object, so that the engine sees one sink.
+        self._sink = self._take
 
     def submit(self, request: Request, stops: Sequence[str], sink: TextSink) -> None:
-        """Start a request; `sink` is called on the worker thread, once per step for all its own.
+        """Start a request; `sink` is called on the engine thread, once per step for all its own.
 
         Raises what `Engine.submit` raises.
         """
@@ -156,19 +146,12 @@ class AnswerWorker:
         answer = Answer(request, sink, self.tokenizer, stops, end_ids)
         self._answers[request.request_id] = answer
         try:
-            self.engine.submit(request, self._queue.put)
+            self.engine.submit(request, self._sink)
         except Exception:
             del self._answers[request.request_id]
             raise
 
-    def _run(self) -> None:
-        while (outputs := self._queue.get()) is not None:
-            try:
-                self._handle(outputs)
-            except Exception:
-                log.exception("text of a step was lost")
-
-    def _handle(self, outputs: list[Output]) -> None:
+    def _take(self, outputs: list[Output]) -> None:
         """Turn a step's outputs into deltas and call every sink once."""
         batches: dict[TextSink, list[TextDelta]] = {}
         for output in outputs:

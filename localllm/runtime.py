@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from localllm.answers import AnswerWorker, TextDelta, TextSink
+from localllm.answers import Answers, TextDelta, TextSink
 from localllm.config import Settings
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Request
@@ -37,7 +37,7 @@ class LoadedModel:
         self.template = template
         self.engine = engine
         self.prompts = PromptBuilder(tokenizer, template)
-        self.answers = AnswerWorker(engine, tokenizer)
+        self.answers = Answers(engine, tokenizer)
 
     @classmethod
     def open(
@@ -61,7 +61,6 @@ class LoadedModel:
         engine = open_engine(file, settings, options, tokenizer.eog_ids, progress)
         model = cls(file, tokenizer, template, engine)
         engine.start()
-        model.answers.start()
         return model
 
     @property
@@ -85,7 +84,7 @@ class LoadedModel:
         return self.prompts.build(request, self._limit(request))
 
     def submit(self, request: TextRequest, prompt: Prompt, sink: TextSink) -> None:
-        """Queue it; `sink` gets deltas once per step for all its requests, on the answer thread."""
+        """Queue it; `sink` gets deltas once per step for all its requests, on the engine's thread."""
         limit = self._limit(request)
         num_predict, shift = bounded(request.params, limit, shift=request.shift)
         keep = len(prompt.tokens) if request.num_keep < 0 else request.num_keep
@@ -155,7 +154,6 @@ class LoadedModel:
     def close(self) -> None:
         """Cancel what is running and give back threads and memory."""
         self.engine.close()
-        self.answers.close()
         self.file.close()
 
     def __enter__(self) -> Self:
