@@ -40,9 +40,8 @@ def find(name: str, tag: str) -> Found | None:
     if (name, tag) in rows:
         return Found(rows[name, tag])
     match = _QUANT.fullmatch(tag)
-    if match is None or (name, match[1]) not in rows:
-        return None
-    return Found(rows[name, match[1]], match[2])
+    entry = _by_stem().get((name, match[1])) if match else None
+    return Found(entry, match[2]) if entry is not None and match is not None else None
 
 
 def tags_of(name: str) -> list[str]:
@@ -69,3 +68,15 @@ def _entry(
 @cache
 def _by_tag() -> dict[tuple[str, str], Entry]:
     return {(e.name.lower(), tag.lower()): e for e in entries() for tag in e.tags}
+
+
+@cache
+def _by_stem() -> dict[tuple[str, str], Entry]:
+    """Rows by their tags without quantisation."""
+    found = {}
+    for entry in entries():
+        for tag in entry.tags:
+            match = _QUANT.fullmatch(tag)
+            stem = match[1] if match else tag
+            found[entry.name.lower(), stem.lower()] = entry
+    return found

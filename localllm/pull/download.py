@@ -22,7 +22,8 @@ from localllm.pull.transport import RETRIED, Again, Attempts, Http, unwell
 from localllm.store import Store
 
 NUM_CONNECTIONS = 8
-SPAN_BYTES = 32 << 20
+# What one request asks for: a 32nd of the file within these bounds.
+SMALLEST_SPAN, LARGEST_SPAN = 1 << 20, 32 << 20
 HEADER_BYTES = 16 << 20
 TICK_SECONDS = 0.1
 SAVE_SECONDS = 1.0
@@ -197,7 +198,8 @@ class _Download:
     async def _work(self) -> None:
         """Fetch one missing span after the other."""
         ranges = self._part.ranges
-        while (span := ranges.take(SPAN_BYTES)) is not None:
+        most = min(max(ranges.size // 32, SMALLEST_SPAN), LARGEST_SPAN)
+        while (span := ranges.take(most)) is not None:
             try:
                 await self._fetch_span(span)
             finally:
