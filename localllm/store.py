@@ -374,12 +374,12 @@ class Store:
             manifest = json.loads(data)
             config_layer = _layer_of(manifest["config"])
             layers = tuple(_layer_of(layer) for layer in manifest["layers"])
-            config = json.loads(self._blob(config_layer.digest).read_bytes())
+            config = dict(json.loads(self._blob(config_layer.digest).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(f"the manifest {path} is damaged: {error}") from error
         digest = hashlib.sha256(data).hexdigest()
         name = ModelName(*path.parts[-4:])
-        return StoredModel(name, digest, modified_at, dict(config), config_layer, layers)
+        return StoredModel(name, digest, modified_at, config, config_layer, layers)
 
     def _symlink(self, link: Path, file: Path) -> None:
         """Make `link` point to `file`, relative to the store so that it can be moved."""

@@ -6,6 +6,7 @@ aside for the next try.
 """
 
 import asyncio
+import json
 import shutil
 import threading
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from localllm.config import Settings
 from localllm.describe import describe_apart
-from localllm.errors import BadFile, Cancelled, PullFailed, StoreError
+from localllm.errors import Cancelled, LocalLLMError, PullFailed, StoreError
 from localllm.names import DEFAULT_TAG
 from localllm.pull import catalogue, registry
 from localllm.pull.choosing import label_of_path
@@ -161,10 +162,11 @@ class _Pull:
             if not await self._move(file):
                 return None
         self._report(Status("writing manifest"))
-        if package.manifest is not None:
-            model = self._store.add_manifest(package.name, package.manifest)
-        else:
-            model = self._describe(package)
+        try:
+            model = self._write(package)
+        except LocalLLMError:
+            self._store.forget(file.digest for file in package.files)
+            raise
         has_all = all(self._store.has(layer.digest) for layer in model.layers)
         return model if has_all else None
 
@@ -181,17 +183,25 @@ class _Pull:
                 part.remove_state()
             return part.is_verified
 
-    def _describe(self, package: Package) -> StoredModel:
-        """A manifest from what the model file says. A file that cannot be read is removed."""
-        store = self._store
+    def _write(self, package: Package) -> StoredModel:
+        """Write the manifest that came, or one of what the model file says."""
+        store, name = self._store, package.name
+        if package.manifest is not None:
+            self._check_config(package)
+            return store.add_manifest(name, package.manifest)
         layers = [Layer(file.kind, file.digest, file.size) for file in package.files]
-        try:
-            found = describe_apart(store.file_of_layers(layers, str(package.name)))
-        except BadFile:
-            store.forget(layer.digest for layer in layers)
-            raise
+        found = describe_apart(store.file_of_layers(layers, str(name)))
         config = {**found.config, "source": dict(package.source)}
-        return store.create(package.name, layers[0], config, package.recipe, shards=layers[1:])
+        return store.create(name, layers[0], config, package.recipe, shards=layers[1:])
+
+    def _check_config(self, package: Package) -> None:
+        """Raise PullFailed if the config that a manifest names is not one."""
+        for file in package.files:
+            if file.kind == "config":
+                try:
+                    dict(json.loads(self._store.file_of(file.digest, file.label).read_bytes()))
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise PullFailed(f"the config of {package.name} is damaged: {error}") from None
 
 
 def _existing(folder: Path) -> Path:
