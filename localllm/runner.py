@@ -39,6 +39,7 @@ from localllm.messages import (
 PULSE_SECONDS = 2.0
 # Text reaches a reader sixty times a second; more messages only take time from the kernels.
 SEND_SECONDS = 1 / 60
+REPORT_SECONDS = 1 / 20
 NUM_TEXT_THREADS = 2
 
 Sink = Callable[[list[Delta]], None]
@@ -141,6 +142,7 @@ class Runner:
         self._running: set[int] = set()
         self._cancelled: set[int] = set()
         self._busy = threading.Event()
+        self._reported_at = 0.0
 
     def serve(self) -> None:
         """Load the model that the daemon names, then answer requests until the daemon goes."""
@@ -205,7 +207,11 @@ class Runner:
             self._outbox.add(live)
 
     def _report(self, stage: str, done: int, total: int) -> None:
-        self._send(Loading(stage, done, total))
+        """Tell how far the load is, not too often."""
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = now
+            self._send(Loading(stage, done, total))
 
     def _beat(self, model: Model) -> None:
         """Tell the daemon, while work is running, that it moves."""
