@@ -14,7 +14,7 @@ position does not matter.
 Work lists are int32 arrays that the backend makes once per step and KV group, whose layers see
 the same positions (`generated_work`, `prompt_work`):
 
-    generated  [n, 4]  token, segment, split, partial: positions [512 split, 512 split + 512) of
+    generated  [n, 4]  token, segment, split, partial: positions [256 split, 256 split + 256) of
                        the token's context into entry `partial` of the partials;
                        partial -1: the whole context from that split on, straight into `out`
     merges     [m, 4]  token, first partial, number of partials, 0: add up consecutive partials
@@ -32,7 +32,7 @@ from kernels_cpu.attention_math import LOG2E
 Int32s = NDArray[np.int32]
 
 BLOCK = 32  # positions of a block
-SPLIT = 512  # positions of a split
+SPLIT = 256  # positions of a split
 PROMPT_ROWS = 128  # rows (tokens * query heads) of a prompt item, about
 ITEMS_PER_THREAD = 8  # with fewer, contexts are split
 

@@ -306,19 +306,17 @@ def block_offset(args: int, table: int, kv_head: int, block: int) -> int:
 
 
 @njit
-def upcoming(args: int, table: int, kv_head: int, first: int, end: int, index: int) -> int:
-    """Address of what is read `index` blocks after a split has begun.
+def upcoming(args: int, table: int, kv_head: int, heads: int, first: int, end: int, n: int) -> int:
+    """Address of what a split reads as the n-th part of a block.
 
-    A split reads K of blocks [first, end), then V of them; the next head often follows.
+    It reads the parts of `heads` KV heads of each of the blocks [first, end) of K, then of V.
     """
-    num_blocks = end - first
-    if index < num_blocks:
-        return slot(args, a.K) + block_offset(args, table, kv_head, first + index)
-    if index < 2 * num_blocks:
-        return slot(args, a.V) + block_offset(args, table, kv_head, end - 2 * num_blocks + index)
-    head = min(kv_head + 1, slot(args, a.NUM_KV_HEADS) - 1)
-    block = min(first + index - 2 * num_blocks, end - 1)
-    return slot(args, a.K) + block_offset(args, table, head, block)
+    number = quotient(n, heads)
+    head = kv_head + n - number * heads
+    if number < end - first:
+        return slot(args, a.K) + block_offset(args, table, head, first + number)
+    number = min(number - (end - first), end - first - 1)
+    return slot(args, a.V) + block_offset(args, table, head, first + number)
 
 
 # Inlined, since Numba optimises a function of its own twice: a quarter of the compile time.
@@ -330,40 +328,50 @@ def attend_split(
     states: int,
     table: int,
     kv_head: int,
+    heads: int,
     position: int,
     split: int,
 ) -> None:
-    """States of one split for the query heads of one KV head; `table`: the sequence's blocks."""
-    group, head_dim = slot(args, a.GROUP), slot(args, a.HEAD_DIM)
-    window = slot(args, a.WINDOW)
+    """States of one split for the query heads of `heads` KV heads from `kv_head` on.
+
+    q, scores, states  of the first of these query heads
+    table              the sequence's blocks
+    """
+    group, head_dim, window = slot(args, a.GROUP), slot(args, a.HEAD_DIM), slot(args, a.WINDOW)
+    q_bytes = 4 * group * ((head_dim + 15) & -16)
+    scores_bytes = group * SCORES_BYTES
+    state_bytes = 4 * (16 + head_dim)
     base = split * SPLIT
     end = min(position + 1, base + SPLIT)
     low = max(base, position - window + 1) if window > 0 else base
     first_block, end_block = quotient(low, BLOCK), quotient(end + BLOCK - 1, BLOCK)
-    distance = max(1, quotient(AHEAD_BYTES, 2 * BLOCK * head_dim))
+    n = max(1, quotient(AHEAD_BYTES, 2 * BLOCK * head_dim))
     step = num_lanes()
     for block in range(first_block, end_block):
-        keys = slot(args, a.K) + block_offset(args, table, kv_head, block)
-        index = block - first_block + distance
-        ahead = upcoming(args, table, kv_head, first_block, end_block, index) - keys
-        to = scores + 4 * (block * BLOCK - base)
-        for i in range(0, BLOCK, step):
-            k = keys + 2 * i * head_dim
-            score_positions(k, q, to + 4 * i, head_dim, group, ahead)
-    for h in range(group):
+        for h in range(heads):
+            keys = slot(args, a.K) + block_offset(args, table, kv_head + h, block)
+            ahead = upcoming(args, table, kv_head, heads, first_block, end_block, n) - keys
+            n += 1
+            to = scores + h * scores_bytes + 4 * (block * BLOCK - base)
+            for i in range(0, BLOCK, step):
+                k = keys + 2 * i * head_dim
+                score_positions(k, q + h * q_bytes, to + 4 * i, head_dim, group, ahead)
+    for h in range(heads * group):
         if slot(args, a.CAP) != 0:
             cap_scores(scores + h * SCORES_BYTES, args)
-        state = states + 4 * h * (16 + head_dim)
+        state = states + h * state_bytes
         weigh_scores(scores + h * SCORES_BYTES, low - base, end - base, state)
         clear_values(state, head_dim)
     for block in range(first_block, end_block):
-        values = slot(args, a.V) + block_offset(args, table, kv_head, block)
-        index = block - first_block + end_block - first_block + distance
-        ahead = upcoming(args, table, kv_head, first_block, end_block, index) - values
         first, last = max(low, block * BLOCK), min(end, block * BLOCK + BLOCK)
-        v = values + 2 * (first - block * BLOCK) * head_dim
-        w = scores + 4 * (first - base)
-        weigh_values(v, w, states, last - first, head_dim, group, ahead)
+        for h in range(heads):
+            values = slot(args, a.V) + block_offset(args, table, kv_head + h, block)
+            ahead = upcoming(args, table, kv_head, heads, first_block, end_block, n) - values
+            n += 1
+            v = values + 2 * (first - block * BLOCK) * head_dim
+            w = scores + h * scores_bytes + 4 * (first - base)
+            to = states + h * group * state_bytes
+            weigh_values(v, w, to, last - first, head_dim, group, ahead)
 
 
 @njit
@@ -375,44 +383,46 @@ def sink_of(args: int, head: int) -> int:
 
 @kernel
 def attend_generated(args: int, first: int, last: int, scratch: int) -> None:
-    """Item = (generated work entry, KV head); arguments and entries as in attention.py."""
+    """Item = (generated work entry, KV head); arguments and entries as in attention.py.
+
+    The items of an entry go together, block by block, so that KV is read in the order of memory.
+    """
     num_kv_heads, group = slot(args, a.NUM_KV_HEADS), slot(args, a.GROUP)
     head_dim = slot(args, a.HEAD_DIM)
-    q = scratch
-    scores = q + 4 * group * (head_dim + 16)
     state_bytes = 4 * (16 + head_dim)
-    splits = scores + group * SCORES_BYTES
-    states = splits + group * state_bytes
-    for item in range(first, last):
+    q = scratch
+    scores = q + 4 * num_kv_heads * group * (head_dim + 16)
+    splits = scores + num_kv_heads * group * SCORES_BYTES
+    states = splits + num_kv_heads * group * state_bytes
+    item = first
+    while item < last:
         entry = quotient(item, num_kv_heads)
         kv_head = item - entry * num_kv_heads
+        heads = min(num_kv_heads - kv_head, last - item)
+        item += heads
+        head, num_heads = kv_head * group, heads * group
         work = slot(args, a.GENERATED) + 16 * entry
         token, split, partial = load_int(work), load_int(work + 8), load_int(work + 12)
         position = load_int(slot(args, a.POSITIONS) + 4 * token)
         table = slot(args, a.TABLES) + 4 * load_int(work + 4) * slot(args, a.TABLE_WIDTH)
-        row = slot(args, a.Q) + 4 * (token * slot(args, a.Q_STRIDE) + kv_head * group * head_dim)
-        load_queries(args, row, q, group)
+        row = slot(args, a.Q) + 4 * (token * slot(args, a.Q_STRIDE) + head * head_dim)
+        load_queries(args, row, q, num_heads)
         is_whole = partial < 0
         to, last_split = splits, quotient(position, SPLIT)
-        if is_whole:
-            for h in range(group):
-                sink = sink_of(args, kv_head * group + h)
-                start_state(states + h * state_bytes, head_dim, sink)
-        else:
-            to = slot(args, a.PARTIALS) + (partial * num_kv_heads + kv_head) * group * state_bytes
-            last_split = split
-        for s in range(split, last_split + 1):
-            attend_split(args, q, scores, to, table, kv_head, position, s)
-            if is_whole:
-                for h in range(group):
-                    fold(states + h * state_bytes, splits + h * state_bytes, head_dim)
         if not is_whole:
-            continue
-        out = slot(args, a.OUT) + 4 * (
-            token * slot(args, a.OUT_STRIDE) + kv_head * group * head_dim
-        )
-        for h in range(group):
-            finish(states + h * state_bytes, out + 4 * h * head_dim, head_dim)
+            to = slot(args, a.PARTIALS) + (partial * num_kv_heads * group + head) * state_bytes
+            last_split = split
+        for h in range(num_heads):
+            start_state(states + h * state_bytes, head_dim, sink_of(args, head + h))
+        for s in range(split, last_split + 1):
+            attend_split(args, q, scores, to, table, kv_head, heads, position, s)
+            if is_whole:
+                for h in range(num_heads):
+                    fold(states + h * state_bytes, splits + h * state_bytes, head_dim)
+        if is_whole:
+            out = slot(args, a.OUT) + 4 * (token * slot(args, a.OUT_STRIDE) + head * head_dim)
+            for h in range(num_heads):
+                finish(states + h * state_bytes, out + 4 * h * head_dim, head_dim)
 
 
 @kernel
