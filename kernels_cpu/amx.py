@@ -15,6 +15,7 @@ The process has to ask the system for the registers (`isa.request_tiles`); `conf
 Source: Intel's Software Developer's Manual, TDPBF16PS; the tile configuration, LDTILECFG.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,8 +50,8 @@ class TileUnit(Protocol):
     def begin(self, e: Ir, scratch: Value) -> None:
         """Before the first product of a call; `scratch` has 64 free bytes."""
 
-    def product(self, e: Ir, o: Operands) -> None:
-        """sums[t][r] += sum over the steps of left[t] . right[r]."""
+    def product(self, e: Ir, o: Operands, beside: Callable[[], None]) -> None:
+        """sums[t][r] += sum over the steps of left[t] . right[r]; `beside` emits more for a step."""
 
     def end(self, e: Ir) -> None:
         """After the last product of a call."""
@@ -67,12 +68,13 @@ class Hardware:
         e.store(e.const(TILE_ROWS, vec(i8, 8)), e.at(scratch, 48))
         e.call("llvm.x86.ldtilecfg", void, e.pointer(scratch, i8))
 
-    def product(self, e: Ir, o: Operands) -> None:
+    def product(self, e: Ir, o: Operands, beside: Callable[[], None]) -> None:
         low = e.at(o.sums, TILE_ROWS * SUMS_BYTES)
         places = (o.sums, e.at(o.sums, ROW_BYTES), low, e.at(low, ROW_BYTES))
         for tile, place in enumerate(places):
             self._move(e, "tileloadd64", tile, place, SUMS_BYTES)
         with e.loop(o.steps) as step:
+            beside()
             left = e.at(o.left, e.mul(step.index, TILE_BYTES))
             right = e.at(o.right, e.mul(step.index, WEIGHTS_BYTES))
             self._move(e, "tileloadd64", 4, left, ROW_BYTES)
@@ -99,7 +101,7 @@ class Portable:
     def begin(self, e: Ir, scratch: Value) -> None:
         pass
 
-    def product(self, e: Ir, o: Operands) -> None:
+    def product(self, e: Ir, o: Operands, beside: Callable[[], None]) -> None:
         with e.loop(e.const(TOKENS)) as t:
             tile = e.b.and_(e.b.lshr(t.index, e.const(4)), e.const(1))
             row = e.mul(e.b.and_(t.index, e.const(TILE_ROWS - 1)), ROW_BYTES)

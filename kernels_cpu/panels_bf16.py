@@ -22,11 +22,14 @@ from kernels_cpu.kernel import kernel
 from kernels_cpu.panels_tile import (
     SUMS_BYTES,
     Args,
+    NextTile,
     Product,
     divide,
     divide_up,
     for_parts,
     for_tiles,
+    next_tile,
+    row_bytes,
     unpack_tile,
 )
 from kernels_cpu.simd import Ir, Value, emits, i64
@@ -34,6 +37,8 @@ from kernels_cpu.unpack_blocks import GROUP, LANES, Format, floats, ints
 
 DEPTH = 512
 CONFIG_AT = 1024
+# For each step of 32 tokens: enough for all of the next tile if there are some 128 tokens.
+LINES_AHEAD = 4
 assert TOKENS == GROUP == 2 * LANES
 
 
@@ -80,7 +85,8 @@ def tile_panel_product(
         def part(value: Value, values: Value) -> None:
             groups = divide(e, values, GROUP)
             unpack_tile(p, f, value, groups, lambda group, half: tile_panel(p, f, group, half))
-            multiply(p, unit, divide(e, value, GROUP), groups)
+            ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
+            multiply(p, unit, divide(e, value, GROUP), groups, ahead)
 
         for_parts(p, DEPTH, part)
 
@@ -95,14 +101,15 @@ def tile_panel(p: Product, f: Format, group: Value, half: Value) -> TilePanel:
     return TilePanel(e, at, f)
 
 
-def multiply(p: Product, unit: TileUnit, group: Value, groups: Value) -> None:
+def multiply(p: Product, unit: TileUnit, group: Value, groups: Value, ahead: NextTile) -> None:
     """Add panel times activations, from `group` on, to the sums of 32 tokens at a time."""
     e, stride = p.e, p.args[5]
     tiles = e.at(p.args[4], e.mul(group, TILE_BYTES))
     with e.loop(divide_up(e, p.tokens, TOKENS)) as block:
         left = e.at(tiles, e.b.mul(e.mul(block.index, 2), stride))
         sums = e.at(p.sums, e.mul(block.index, TOKENS * SUMS_BYTES))
-        unit.product(e, Operands(left, stride, p.panel, sums, groups))
+        operands = Operands(left, stride, p.panel, sums, groups)
+        unit.product(e, operands, lambda: ahead.fetch(LINES_AHEAD))
 
 
 @emits(4)

@@ -10,12 +10,14 @@ from kernels_cpu.kernel import isa
 from kernels_cpu.panels_tile import (
     ROWS_PER_TILE,
     SUMS_BYTES,
+    NextTile,
     Product,
     RegisterTile,
     divide_up,
     for_parts,
     for_register_tiles,
     for_tiles,
+    next_tile,
     smaller,
 )
 from kernels_cpu.simd import Ir, Value, f32, i16, i32, vec
@@ -63,7 +65,8 @@ def float_panel_product(
     def body(p: Product) -> None:
         def part(value: Value, values: Value) -> None:
             unpack(p, f, value, values)
-            multiply(p, value, values)
+            first, size = e.mul(value, f.value_bytes), e.mul(values, f.value_bytes)
+            multiply(p, value, values, next_tile(p, first, size))
 
         for_parts(p, DEPTH, part)
 
@@ -93,7 +96,7 @@ def register_tile() -> RegisterTile:
     return RegisterTile(8, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(6, 2, 8)
 
 
-def multiply(p: Product, value: Value, values: Value) -> None:
+def multiply(p: Product, value: Value, values: Value, ahead: NextTile) -> None:
     """Add panel times activations to the sums of all tokens."""
     e, tile = p.e, register_tile()
     at_value = e.mul(value, 4)
@@ -102,7 +105,7 @@ def multiply(p: Product, value: Value, values: Value) -> None:
         stride = p.args[5]
         inputs = [e.at(p.args[4], e.b.mul(e.at(p.begin, t), stride), at_value) for t in tokens]
         outputs = [e.at(p.sums, e.mul(t, SUMS_BYTES), shift) for t in tokens]
-        micro_kernel(e, tile, e.at(p.panel, shift), inputs, values, outputs)
+        micro_kernel(e, tile, e.at(p.panel, shift), inputs, values, outputs, ahead)
 
     for_register_tiles(p, tile, body)
 
@@ -114,6 +117,7 @@ def micro_kernel(
     inputs: list[Value],
     values: Value,
     outputs: list[Value],
+    ahead: NextTile,
 ) -> None:
     """outputs[m][row] += sum over k < values of panel[k][row] * inputs[m][k]."""
     floats, width = vec(f32, tile.lanes), tile.column_bytes
@@ -121,6 +125,7 @@ def micro_kernel(
     for total in totals.values():
         e.set(total, e.const(0.0, floats))
     with e.loop(values) as k:
+        ahead.fetch(1)
         line = e.at(panel, e.mul(k.index, LINE_BYTES))
         weights = [e.load(e.at(line, width * n), floats, width) for n in range(tile.columns)]
         for m, x in enumerate(inputs):

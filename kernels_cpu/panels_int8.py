@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kernels_cpu.kernel import isa
 from kernels_cpu.panels_tile import (
     SUMS_BYTES,
+    NextTile,
     Product,
     RegisterTile,
     divide,
@@ -19,6 +20,8 @@ from kernels_cpu.panels_tile import (
     for_tiles,
     largest_part,
     masked_load,
+    next_tile,
+    row_bytes,
     unpack_tile,
 )
 from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
@@ -26,6 +29,8 @@ from kernels_cpu.unpack_blocks import GROUP, LANES, STEP_BYTES, BytePanel, Forma
 
 DEPTH = 512
 PREPARED_BYTES = largest_part(DEPTH) // 16 * 4
+# For each group of a register tile: enough for all of the next tile if there are some 16 tokens.
+LINES_AHEAD = 4
 MAGIC = 1.5 * 2.0**23
 Sums = dict[tuple[int, int], Value]
 
@@ -39,7 +44,8 @@ def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value,
             unpack_tile(p, f, value, groups, lambda group, half: byte_panel(p, f, group, half))
             if not f.is_signed:
                 prepare(p, f, value, values)
-            multiply(p, f, value, groups)
+            ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
+            multiply(p, f, value, groups, ahead)
 
         for_parts(p, DEPTH, part)
 
@@ -98,7 +104,7 @@ def activations(p: Product, token: Value, value: Value) -> Activations:
     return Activations(values, e.at(args[6], at_scale), e.at(args[7], at_scale))
 
 
-def multiply(p: Product, f: Format, value: Value, groups: Value) -> None:
+def multiply(p: Product, f: Format, value: Value, groups: Value, ahead: NextTile) -> None:
     """Add panel times activations to the sums of all tokens."""
     e, tile = p.e, register_tile()
 
@@ -109,7 +115,7 @@ def multiply(p: Product, f: Format, value: Value, groups: Value) -> None:
             prepared = e.at(p.prepared, e.mul(t, PREPARED_BYTES))
             inputs.append(Activations(x.values, x.scales, prepared))
         outputs = [e.at(p.sums, e.mul(t, SUMS_BYTES), shift) for t in tokens]
-        MicroKernel(e, f, tile).run(e.at(p.panel, shift), inputs, groups, outputs)
+        MicroKernel(e, f, tile, ahead).run(e.at(p.panel, shift), inputs, groups, outputs)
 
     for_register_tiles(p, tile, body)
 
@@ -121,6 +127,7 @@ class MicroKernel:
     e: Ir
     f: Format
     tile: RegisterTile
+    ahead: NextTile
 
     def run(
         self, panel: Value, inputs: list[Activations], groups: Value, outputs: list[Value]
@@ -134,6 +141,7 @@ class MicroKernel:
             totals[pair] = e.variable(e.const(0.0, floats))
             e.set(totals[pair], e.load(address, floats, tile.column_bytes))
         with e.loop(groups) as g:
+            self.ahead.fetch(LINES_AHEAD)
             group = e.at(panel, e.mul(g.index, self.f.group_bytes))
             shift = e.mul(g.index, 8)
             xs = [

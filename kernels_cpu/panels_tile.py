@@ -147,6 +147,39 @@ def largest_part(depth: int) -> int:
     return depth + depth // 2
 
 
+@dataclass(frozen=True, slots=True)
+class NextTile:
+    """Fetches what the next tile will unpack into the caches, a little at each step of this one.
+
+    `place` is the variable that holds the next address; `last` is where it stays.
+    """
+
+    e: Ir
+    place: Value
+    last: Value
+
+    def fetch(self, lines: int) -> None:
+        """The next `lines` cache lines. Past the end of the weights this does nothing."""
+        e = self.e
+        address = e.get(self.place)
+        for line in range(lines):
+            e.prefetch(e.at(address, 64 * line))
+        e.set(self.place, smaller(e, e.at(address, 64 * lines), self.last))
+
+
+def next_tile(p: Product, first: Value, size: Value) -> NextTile:
+    """For a part of the columns: `size` bytes of each row, from byte `first` on.
+
+    Tiles lie one after the other, so that an equal share of the next one is 32 times that.
+    """
+    e = p.e
+    tile = e.at(e.load(p.rows, i64, align=8), e.mul(p.args[1], ROWS_PER_TILE))
+    start = e.at(tile, e.mul(first, ROWS_PER_TILE))
+    place = e.variable(e.const(0))
+    e.set(place, start)
+    return NextTile(e, place, e.at(start, e.mul(size, ROWS_PER_TILE)))
+
+
 def list_rows(p: Product, row: Value) -> None:
     """Write the addresses of the tile's rows; those after the last repeat the last."""
     e = p.e
@@ -154,6 +187,11 @@ def list_rows(p: Product, row: Value) -> None:
     with e.loop(e.const(ROWS_PER_TILE)) as r:
         address = e.at(weights, e.b.mul(smaller(e, e.at(row, r.index), end), row_bytes))
         e.store(address, e.at(p.rows, e.mul(r.index, 8)), 8)
+
+
+def row_bytes(e: Ir, f: Format, values: Value) -> Value:
+    """What `values` values of a row take; they are whole blocks."""
+    return e.mul(divide(e, values, f.block_length), f.block_bytes)
 
 
 def unpack_tile(
@@ -168,7 +206,7 @@ def unpack_tile(
     place(group, half) says where a block whose first group it is goes, of 16 of the rows.
     """
     e = p.e
-    first = e.mul(divide(e, value, f.block_length), f.block_bytes)
+    first = row_bytes(e, f, value)
     per_block = f.block_length // GROUP
     with e.loop(e.const(ROWS_PER_TILE // LANES)) as half:
         table = e.at(p.rows, e.mul(half.index, 8 * LANES))
