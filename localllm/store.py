@@ -39,6 +39,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_TEXT_LAYER_BYTES = 16 << 20
 DIGEST_LENGTH = 64
 PRUNE_SECONDS = 3600
+PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Store:
     def models(self) -> list[StoredModel]:
         """All models, the newest first; damaged manifests are left out."""
         models = []
-        for path in self._manifests.glob("*/*/*/*"):
+        for path in self._manifest_files():
             try:
                 models.append(self._read_manifest(path))
             except (StoreError, BadRequest):
@@ -312,13 +313,16 @@ class Store:
         """Remove what no manifest names and nobody has touched for an hour."""
         found = {path.name: path for path in (*_entries(self._blobs), *_entries(self._references))}
         oldest_kept = time.time() - PRUNE_SECONDS
-        old = (name for name, path in found.items() if path.lstat().st_mtime < oldest_kept)
+        old = [name for name, path in found.items() if path.lstat().st_mtime < oldest_kept]
         self._drop(name.removeprefix("sha256-") for name in old)
+        for path in self.root.rglob(f".*{PARTIAL}"):
+            if path.lstat().st_mtime < oldest_kept:
+                path.unlink(missing_ok=True)
 
     def _drop(self, digests: Iterable[str]) -> None:
         """Remove blobs that no manifest names; nothing at all if a manifest cannot be read."""
         used: set[str] = set()
-        for path in self._manifests.glob("*/*/*/*"):
+        for path in self._manifest_files():
             try:
                 used |= self._digests(path)
             except StoreError:
@@ -363,8 +367,12 @@ class Store:
         return folder
 
     def _names(self) -> Iterator[tuple[ModelName, Path]]:
-        for path in sorted(self._manifests.glob("*/*/*/*")):
+        for path in sorted(self._manifest_files()):
             yield ModelName(*path.parts[-4:]), path
+
+    def _manifest_files(self) -> list[Path]:
+        """All manifests, without those that are being written."""
+        return [path for path in self._manifests.glob("*/*/*/*") if path.suffix != PARTIAL]
 
     def _read_manifest(self, path: Path) -> StoredModel:
         try:
@@ -411,7 +419,7 @@ class BlobWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-            dir=path.parent, prefix=".", suffix=".partial", delete=False
+            dir=path.parent, prefix=".", suffix=PARTIAL, delete=False
         )
         self._hash = hashlib.sha256()
 

@@ -278,7 +278,7 @@ class _Download:
                 self._report(Header(self._part.path))
             await asyncio.sleep(TICK_SECONDS)
             if time.monotonic() - saved_at > SAVE_SECONDS:
-                await asyncio.to_thread(self._part.save, list(ranges.done))
+                await asyncio.to_thread(self._part.save_some, list(ranges.done))
                 saved_at = time.monotonic()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localllm.config import Settings
 from localllm.describe import describe_apart
-from localllm.errors import Cancelled, LocalLLMError, PullFailed, StoreError
+from localllm.errors import BadFile, Cancelled, LocalLLMError, PullFailed, StoreError
 from localllm.names import DEFAULT_TAG
 from localllm.pull import catalogue, registry
 from localllm.pull.choosing import label_of_path
@@ -191,6 +191,11 @@ class _Pull:
             return store.add_manifest(name, package.manifest)
         layers = [Layer(file.kind, file.digest, file.size) for file in package.files]
         found = describe_apart(store.file_of_layers(layers, str(name)))
+        if len(found.files) != len(layers):
+            raise BadFile(
+                f"{name}: its files are named as {len(layers)} parts, but the first one says "
+                f"{len(found.files)}"
+            )
         config = {**found.config, "source": dict(package.source)}
         return store.create(name, layers[0], config, package.recipe, shards=layers[1:])
 

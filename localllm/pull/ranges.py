@@ -66,6 +66,10 @@ class Ranges:
         """Whoever took a span has stopped; what it did not add is to be fetched again."""
         self.taken.remove(span)
 
+    def cut(self, at: int) -> None:
+        """Nothing from `at` on is there any more."""
+        self.done = [(start, min(stop, at)) for start, stop in self.done if start < at]
+
     def clear(self) -> None:
         """Nothing is there any more."""
         self.done = []

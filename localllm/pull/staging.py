@@ -18,7 +18,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from localllm.pull.ranges import Ranges, Span
 
 HASH_BYTES = 8 << 20
 MAX_STATE_BYTES = 1 << 20
+STATE_ROOM_BYTES = 1 << 18
 WAIT_SECONDS = 0.2
 KEPT_SECONDS = 14 * 24 * 3600
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -142,21 +143,41 @@ class Part:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def save(self, done: list[Span] | None = None) -> None:
-        """Make sure that the bytes of `done` (default: all) are on disk, and say so in the state.
+    def save(self) -> None:
+        """Make sure that all bytes are on disk, and say so in the state. Nobody writes meanwhile.
 
-        Without room for the state the last one stays: less is known to be there, nothing wrong.
+        On a full disk the last few bytes make room for the state.
         """
-        with self._lock, suppress(OSError):
+        if not self.save_some(self.ranges.done) and self.ranges.done:
+            start, stop = self.ranges.done[-1]
+            self._cut(max(start, stop - STATE_ROOM_BYTES))
+            self.save_some(self.ranges.done)
+
+    def save_some(self, done: Sequence[Span]) -> bool:
+        """Like `save`, for the bytes of `done`, while others are written; whether it could.
+
+        If not, the last state stays: less is known to be there, nothing wrong.
+        """
+        with self._lock:
             if self._is_closed:
-                return
-            if done is None or self.is_verified:
-                done = list(self.ranges.done)
+                return True
+            done = self.ranges.done if self.is_verified else done
             state = {"size": self.size, "done": done, "verified": self.is_verified}
-            os.fsync(self._file)
             partial = self.path.with_suffix(".state-new")
-            partial.write_text(json.dumps(state))
-            os.replace(partial, _state_path(self.path))
+            try:
+                os.fsync(self._file)
+                partial.write_text(json.dumps(state))
+                os.replace(partial, _state_path(self.path))
+            except OSError:
+                return False
+            return True
+
+    def _cut(self, at: int) -> None:
+        """Give the file's last bytes back to the file system."""
+        self.ranges.cut(at)
+        with suppress(OSError):
+            os.ftruncate(self._file, at)
+            os.ftruncate(self._file, self.size)
 
     @property
     def num_hashed(self) -> int:
@@ -184,7 +205,7 @@ class Part:
 
     def remove_state(self) -> None:
         """After the file has been moved away."""
-        _state_path(self.path).unlink(missing_ok=True)
+        _remove_state(self.path)
 
     def close(self) -> None:
         """Let others have it."""
@@ -246,5 +267,10 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    for name in (path, _state_path(path), path.with_suffix(".state-new")):
-        name.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    _remove_state(path)
+
+
+def _remove_state(path: Path) -> None:
+    for suffix in (".state", ".state-new"):
+        path.with_suffix(suffix).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pulling import Puller, make_model, make_shards
 from standin import Handler, HubStandIn, Repo
 
 from localllm.config import Settings, load_settings
-from localllm.errors import BadRequest, PullFailed
+from localllm.errors import BadFile, BadRequest, PullFailed
 from localllm.names import ModelName
 
 NAME = "hf.co/org/M-GGUF"
@@ -202,6 +202,14 @@ def test_split_model_is_fetched_whole_and_opened(puller: Puller, hub: HubStandIn
     assert file.read_bytes() == first
     assert file.with_name("model-00002-of-00002.gguf").read_bytes() == second
     puller.store.remove(model.name)
+    assert [p for p in puller.store.root.rglob("*") if not p.is_dir()] == []
+
+
+def test_files_that_are_parts_by_name_only_are_refused(puller: Puller, hub: HubStandIn) -> None:
+    names = [f"m-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+    hub.repos["org/S"] = Repo(dict(zip(names, (DATA, make_model(seed=1)))))
+    with pytest.raises(BadFile, match="named as 2 parts, but the first one says 1"):
+        puller.pull("hf.co/org/S")
     assert [p for p in puller.store.root.rglob("*") if not p.is_dir()] == []
 
 

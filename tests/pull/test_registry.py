@@ -262,3 +262,21 @@ def test_library_name_that_nobody_has_tells_what_there_is(
         puller.pull("llama3.1:9b")
     with pytest.raises(PullFailed, match=r"file does not exist: .*hf\.co/USER/REPO:QUANT"):
         puller.pull("nonesuch")
+
+
+def test_file_that_another_model_took_away_is_fetched_again(
+    puller: Puller, registry: RegistryStandIn, name: str
+) -> None:
+    """It was there when the pull began, and went with the other model before the pull ended."""
+    registry.add("me/m/t", PARTS[:1])
+    other = pull(puller, name)
+    registry.add("me/m/u", [PARTS[0], ("system", b"Be brief.")])
+
+    def remove(_: Handler, data: bytes) -> bool:
+        if data == b"Be brief." and puller.store.models():
+            puller.store.remove(other.name)
+        return False
+
+    registry.on_blob = remove
+    model = pull(puller, f"{registry.host}/me/m:u")
+    assert puller.store.model_file(model).read_bytes() == DATA
