@@ -5,6 +5,7 @@ from kernels_cpu.cores import default_threads
 from kernels_cpu.rows import ROW_PRODUCTS
 from kernels_cpu.team import Team, team_run, team_stop, team_worker
 from localllm.backends import BackendOptions, Batch, StepResult
+from localllm.backends.cpu import reading
 from localllm.backends.cpu.context import Context, KVMemory
 from localllm.backends.cpu.memory import Weights
 from localllm.backends.cpu.ops import CpuOps
@@ -71,6 +72,16 @@ class CpuBackend:
 
     def copy_block(self, group: int, source: int, target: int, num_positions: int) -> None:
         self.kv[group].copy_block(source, target, num_positions)
+
+    def read_bandwidth(self) -> tuple[int, float]:
+        """Bytes of weights that a decode step reads, and the bytes per second at which they can be read."""
+        return reading.measure(self.context, self.team)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(steps started, index of the running record or -1); a step that hangs keeps both."""
+        run, record = self.team.position
+        return run, record
 
     def close(self) -> None:
         self.team.close()
