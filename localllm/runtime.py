@@ -148,8 +148,9 @@ class LoadedModel:
         self.engine.cancel(request_id)
 
     def work_done(self) -> int:
-        """A number that moves as long as steps are made."""
-        return self.engine.num_steps
+        """A number that moves as long as work is done, within a step, too."""
+        step, record = self.engine.backend.position
+        return (step << 20) + record
 
     def close(self) -> None:
         """Cancel what is running and give back threads and memory."""

@@ -126,5 +126,9 @@ class Backend(Protocol):
     def copy_block(self, group: int, source: int, target: int, num_positions: int) -> None:
         """Copy the first positions of a block, in all layers of the group."""
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """(steps started, place within the running one): moves as long as work is done."""
+
     def close(self) -> None:
         """Give back threads and memory."""

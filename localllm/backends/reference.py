@@ -44,6 +44,7 @@ class ReferenceBackend:
         self.max_segments = options.max_segments
         self.max_rows = options.max_rows
         self.weights = Weights(file)
+        self._num_steps = 0
         # [key or value, layer of the group, block, head, position, dimension]
         shapes = [
             (2, len(g.layers), n, g.num_kv_heads, BLOCK_SIZE, g.head_dim)
@@ -52,8 +53,13 @@ class ReferenceBackend:
         self.kv: list[Floats] = [np.zeros(shape, np.float32) for shape in shapes]
         self.kv_bytes_per_block = tuple(kv.nbytes // n for kv, n in zip(self.kv, self.num_blocks))
 
+    @property
+    def position(self) -> tuple[int, int]:
+        return self._num_steps, 0
+
     def step(self, batch: Batch) -> StepResult:
         check(batch, self)
+        self._num_steps += 1
         logits = forward(ReferenceOps(self, batch), self.spec)
         return select(logits, batch.edits)
 
