@@ -130,16 +130,14 @@ class PromptBuilder:
         ids = self.template.encode(head, tools=request.tools, **request.variables)
         if start:
             ids += self.tokenizer.encode(start, parse_special=False)
-        if not request.tokens:
-            return ids
-        bos = self.tokenizer.bos_id
-        if bos is None or ids[:1] != [bos]:
-            return [*request.tokens, *ids]
-        return [
-            bos,
-            *(request.tokens[1:] if request.tokens[0] == bos else request.tokens),
-            *ids[1:],
-        ]
+        return self._after(list(request.tokens), ids) if request.tokens else ids
+
+    def _after(self, earlier: list[int], ids: list[int]) -> list[int]:
+        """`ids` after an earlier exchange; where the model wants one, the one BOS comes first."""
+        if not self.tokenizer.add_bos or ids[:1] != [self.tokenizer.bos_id]:
+            return earlier + ids
+        start = 1 if earlier[0] == ids[0] else 0
+        return ids[:1] + earlier[start:] + ids[1:]
 
 
 def split_start(messages: Sequence[Message]) -> tuple[list[Message], str]:

@@ -99,10 +99,10 @@ class RunnerModel:
         )
 
     def _context(self, asked: Asked) -> list[int]:
-        """Tokens of prompt and answer without BOS."""
-        tokens = asked.prompt.tokens
-        bos = self._model.tokenizer.bos_id
-        return [*(tokens[1:] if tokens[:1] == [bos] else tokens), *asked.tokens]
+        """Tokens of prompt and answer, without a BOS that the tokenizer adds."""
+        tokens, tokenizer = asked.prompt.tokens, self._model.tokenizer
+        start = 1 if tokenizer.add_bos and tokens[:1] == [tokenizer.bos_id] else 0
+        return tokens[start:] + asked.tokens
 
 
 def _text_request(request: Generate) -> TextRequest:

@@ -237,7 +237,7 @@ def create(
         str | None, typer.Argument(metavar="[FILE.gguf|MODEL]", help="What to make it from.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The Modelfile (./Modelfile).")
+        Path | None, typer.Option("--file", "-f", help="The Modelfile (./Modelfile), or -.")
     ] = None,
 ) -> None:
     """Make a model from a GGUF file, which is not copied, or from a Modelfile.

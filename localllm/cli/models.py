@@ -151,7 +151,7 @@ def create(client: Client, name: str, source: str | None, file: Path | None) -> 
     if source is not None:
         body["from"] = _source(source, Path.cwd())
     else:
-        path = file or Path("Modelfile")
+        path = file or Path("Modelfile")  # "-" is standard input
         body.update(_body_of(_read_modelfile(path), path.absolute().parent))
     status = Status()
     for chunk in client.stream("/api/create", body):
@@ -162,7 +162,7 @@ def create(client: Client, name: str, source: str | None, file: Path | None) -> 
 
 def _read_modelfile(path: Path) -> Modelfile:
     try:
-        data = path.read_bytes()
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise BadRequest(
             f"{path}: {error.strerror}; name a Modelfile with -f, or a GGUF file"

@@ -121,6 +121,7 @@ def test_create_from_files_and_modelfiles(server: Server) -> None:
     modelfile.write_text(f"FROM ./{path.name}\nSYSTEM Be brief.\nPARAMETER stop x\n")
     assert run(server, "create", "two", "-f", str(modelfile))[0] == 0
     assert run(server, "create", "three", "two")[0] == 0
+    assert run(server, "create", "four", "-f", "-", stdin=b"FROM two")[0] == 0
     assert run(server, "show", "three", "--system")[1] == "Be brief.\n"
     assert run(server, "show", "three", "--parameters")[1] == f'{"stop":<30} "x"\n'
     assert "FROM /" in run(server, "show", "three", "--modelfile")[1]
