@@ -95,7 +95,7 @@ def _call(item: Any, known: Known) -> ToolCall | None:
     if name is None:
         only = next(iter(item.items())) if len(item) == 1 else ("", None)
         return ToolCall(*only) if only[0] in known and isinstance(only[1], dict) else None
-    arguments = next((item[k] for k in ARGUMENT_KEYS if k in item), {})
+    arguments: Any = next((item[k] for k in ARGUMENT_KEYS if k in item), {})
     if isinstance(arguments, str):
         arguments = parsed_json(arguments)
     return ToolCall(name, arguments or {}) if isinstance(arguments or {}, dict) else None
@@ -195,7 +195,9 @@ def _kinds_of(value: Any) -> set[str]:
         return {"integer", "number"}
     if isinstance(value, float):
         return {"number", "integer"} if value.is_integer() else {"number"}
-    return {{str: "string", list: "array", dict: "object"}[type(value)]}
+    if isinstance(value, str):
+        return {"string"}
+    return {"array"} if isinstance(value, list) else {"object"}
 
 
 def read_gemma(quote: str) -> Reader:
