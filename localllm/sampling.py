@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends import TOP, Edits, StepResult
 from localllm.errors import BadRequest
 
 MAX_LOGPROBS = 256
@@ -34,8 +35,6 @@ MIROSTAT_HEAD = 100  # candidates from which mirostat 1 estimates the slope, as 
 MASK = (1 << 64) - 1
 
 Floats = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Edited = tuple[Int32s, Floats, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +150,40 @@ def uniform(seed: int, index: int) -> float:
     return (mix((stream + (index + 1) * 0x9E3779B97F4A7C15) & MASK) >> 11) * 2.0**-53
 
 
-@dataclass(slots=True)
 class Row:
-    """One row of a step's logits; the fields are those of `backends.StepResult`."""
+    """One row of a step's result; nothing is copied before it is asked for."""
 
-    top_ids: Int32s
-    top_logits: Floats
-    lse: float
-    raw: Floats
-    raw_lse: float
-    edits: Edited | None = None
+    __slots__ = ("edits", "index", "result")
+
+    def __init__(self, result: StepResult, index: int, edits: Edits | None = None) -> None:
+        self.result = result
+        self.index = index
+        self.edits = edits
+
+    @property
+    def raw(self) -> Floats:
+        """float32 [vocab]: the logits as the model gave them."""
+        row: Floats = self.result.logits[self.index]
+        return row
+
+    @property
+    def raw_lse(self) -> float:
+        return self.result.raw_lse.item(self.index)
+
+    @property
+    def lse(self) -> float:
+        """Log of the sum of exp(edited logits); not finite if any of them is not a number."""
+        return self.result.lse.item(self.index)
+
+    @property
+    def best(self) -> int:
+        """The id of the largest edited logit."""
+        return self.result.top_ids.item(self.index, 0)
+
+    @property
+    def vocab_size(self) -> int:
+        size: int = self.result.logits.shape[1]
+        return size
 
     def whole(self) -> Floats:
         """float32 [vocab]: the edited logits; a copy where there are edits."""
@@ -171,27 +194,30 @@ class Row:
 
         Tokens at -inf are left out.
         """
-        if size <= len(self.top_ids):
-            logits: list[float] = self.top_logits[:size].tolist()
-            ids: list[int] = self.top_ids[:size].tolist()
+        if size <= TOP:
+            logits: list[float] = self.result.top_logits[self.index, :size].tolist()
+            ids: list[int] = self.result.top_ids[self.index, :size].tolist()
         else:
-            row = self.whole()
-            size = min(size, len(row))
-            bound = np.partition(row, len(row) - size)[len(row) - size]
-            kept = np.flatnonzero(row >= bound)
-            kept = kept[np.argsort(-row[kept], kind="stable")]
-            ids, logits = kept.tolist(), row[kept].tolist()
+            ids, logits = largest(self.whole(), size)
         while logits[-1] == -math.inf and len(logits) > 1:
             logits.pop()
         return ids[: len(logits)], logits
 
 
-def apply_edits(raw: Floats, edits: Edited) -> Floats:
-    """A copy of `raw` with the edits of `backends.Edits`."""
-    ids, repeat, add = edits
+def largest(row: Floats, size: int) -> tuple[list[int], list[float]]:
+    """(ids, values) of the `size` largest, or more on ties: descending, lower id first on ties."""
+    size = min(size, len(row))
+    bound = np.partition(row, len(row) - size)[len(row) - size]
+    kept = np.flatnonzero(row >= bound)
+    kept = kept[np.argsort(-row[kept], kind="stable")]
+    return kept.tolist(), row[kept].tolist()
+
+
+def apply_edits(raw: Floats, edits: Edits) -> Floats:
+    """A copy of `raw` with the edits."""
     row = raw.copy()
-    x = row[ids]
-    row[ids] = np.where(x > 0, x / repeat, x * repeat) + add
+    x = row[edits.ids]
+    row[edits.ids] = np.where(x > 0, x / edits.repeat, x * edits.repeat) + edits.add
     return row
 
 
@@ -227,8 +253,8 @@ class Sampler:
             if not self.counts[old]:
                 del self.counts[old]
 
-    def edits(self) -> Edited | None:
-        """(ids, repeat, add) of `backends.Edits` under which the next token is drawn."""
+    def edits(self) -> Edits | None:
+        """The changes to logits under which the next token is drawn."""
         if not self.counts and not self.bias:
             return None
         p = self.params
@@ -237,7 +263,9 @@ class Sampler:
         bias, presence, frequency = self.bias, p.presence_penalty, p.frequency_penalty
         add = [bias.get(t, 0.0) - presence - n * frequency for t, n in self.counts.items()]
         add += [bias[t] for t in ids[len(self.counts) :]]
-        return np.array(ids, np.int32), np.array(repeat, np.float32), np.array(add, np.float32)
+        return Edits(
+            np.array(ids, np.int32), np.array(repeat, np.float32), np.array(add, np.float32)
+        )
 
     def draw(self, row: Row) -> int:
         """The next token; advances the random stream and the window."""
@@ -250,13 +278,15 @@ class Sampler:
     def _choose(self, row: Row) -> int:
         p = self.params
         if p.temperature == 0:
-            return int(row.top_ids[0])
+            return row.best
         if p.mirostat:
             return self._mirostat(row)
         if p.typical_p < 1:
-            ids, logits = typical(*row.head(p.top_k if p.top_k > 0 else len(row.raw)), p.typical_p)
+            ids, logits = typical(
+                *row.head(p.top_k if p.top_k > 0 else row.vocab_size), p.typical_p
+            )
             return self._nucleus(ids, logits)
-        if 0 < p.top_k <= len(row.top_ids):
+        if 0 < p.top_k <= TOP:
             return self._nucleus(*row.head(p.top_k))
         return self._open(row)
 
@@ -268,14 +298,14 @@ class Sampler:
 
     def _open(self, row: Row) -> int:
         """The same where top-k is off or beyond the head: the head grows until it decides."""
-        p, vocab = self.params, len(row.raw)
+        p, vocab = self.params, row.vocab_size
         limit = min(p.top_k, vocab) if p.top_k > 0 else vocab
         if limit == vocab and p.top_p == 1 and p.min_p == 0:
             return self._pick_from_all(row)
         if limit < vocab:
             ids, logits = row.head(limit)
             return self._nucleus(ids[:limit], logits[:limit])
-        size = len(row.top_ids)
+        size = TOP
         while True:
             ids, logits = row.head(size)
             whole = size >= vocab
@@ -312,7 +342,7 @@ class Sampler:
     def _pick_from_all(self, row: Row) -> int:
         """Draw from the whole distribution at the temperature; most draws end in the head."""
         t = self.params.temperature
-        ids, logits = row.head(len(row.top_ids))
+        ids, logits = row.head(TOP)
         top = logits[0]
         if t == 1:
             total = math.exp(row.lse - top)
@@ -322,7 +352,7 @@ class Sampler:
             )
         target = uniform(self.seed, self.num_drawn) * total
         sums = list(accumulate([math.exp((x - top) / t) for x in logits]))
-        if target < sums[-1] or len(ids) >= len(row.raw):
+        if target < sums[-1] or len(ids) >= row.vocab_size:
             return ids[min(bisect_right(sums, target), len(ids) - 1)]
         rest = np.exp((row.whole().astype(np.float64) - top) / t)
         rest[ids] = 0
@@ -339,11 +369,11 @@ class Sampler:
         scaled = row.whole().astype(np.float64) / p.temperature
         top = scaled.max()
         lse = float(top + math.log(np.exp(scaled - top).sum()))
-        ids, logits = row.head(len(row.top_ids))
-        keep = self._mirostat_keep(logits, lse, len(row.raw))
-        if keep > len(logits) or keep == len(logits) < len(row.raw):
-            ids, logits = row.head(len(row.raw))
-            keep = self._mirostat_keep(logits, lse, len(row.raw))
+        ids, logits = row.head(TOP)
+        keep = self._mirostat_keep(logits, lse, row.vocab_size)
+        if keep > len(logits) or keep == len(logits) < row.vocab_size:
+            ids, logits = row.head(row.vocab_size)
+            keep = self._mirostat_keep(logits, lse, row.vocab_size)
         kept = [x / p.temperature for x in logits[:keep]]
         chosen = self._pick(kept)
         surprise = (
@@ -391,6 +421,8 @@ def top_logprobs(row: Row, count: int) -> list[tuple[int, float]]:
     if count == 0:
         return []
     if row.edits is not None:
-        row = Row(row.top_ids[:0], row.top_logits[:0], row.raw_lse, row.raw, row.raw_lse)
-    ids, logits = row.head(count)
-    return [(i, x - row.raw_lse) for i, x in zip(ids[:count], logits[:count])]
+        ids, logits = largest(row.raw, count)
+    else:
+        ids, logits = row.head(count)
+    lse = row.raw_lse
+    return [(i, x - lse) for i, x in zip(ids[:count], logits[:count])]

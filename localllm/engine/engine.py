@@ -224,7 +224,7 @@ class Engine:
             if num_rows and segment.is_last:
                 edited = sequence.sampler.edits()
                 if edited is not None:
-                    edits[row - 1] = Edits(*edited)
+                    edits[row - 1] = edited
                 deliveries.append(Delivery(sequence, row - 1))
         return deliveries
 
@@ -243,26 +243,14 @@ class Engine:
             if not segment.is_generated and not segment.is_last:
                 self._emit_progress(segment)
             row += segment.num_rows
-        if not deliveries:
-            return
-        lse, raw_lse = result.lse.tolist(), result.raw_lse.tolist()
         for delivery in deliveries:
-            r = delivery.row
             sequence = delivery.sequence
             if sequence.request.request_id not in self._sequences:
                 continue
-            edit = edits.get(r)
-            if not math.isfinite(lse[r]):
+            drawn_from = Row(result, delivery.row, edits.get(delivery.row))
+            if not math.isfinite(drawn_from.lse):
                 self._finish(sequence, "error", "the model computed a number that is not finite")
                 continue
-            drawn_from = Row(
-                result.top_ids[r],
-                result.top_logits[r],
-                lse[r],
-                result.logits[r],
-                raw_lse[r],
-                None if edit is None else (edit.ids, edit.repeat, edit.add),
-            )
             self._advance(sequence, drawn_from)
 
     def _observe(self, segment: Segment, result: StepResult, row: int) -> None:
@@ -289,7 +277,7 @@ class Engine:
         token = sequence.sampler.draw(row)
         output = Output(request.request_id, token)
         if params.logprobs is not None:
-            output.logprob = float(row.raw[token]) - row.raw_lse
+            output.logprob = row.raw.item(token) - row.raw_lse
             output.top_logprobs = top_logprobs(row, params.logprobs)
         sequence.append(token)
         self._emit(sequence, output)

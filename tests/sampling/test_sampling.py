@@ -5,27 +5,25 @@ import math
 import numpy as np
 import pytest
 
+from localllm.backends import TOP, Edits, StepResult
 from localllm.errors import BadRequest
 from localllm.sampling import Row, Sampler, SamplingParams, top_logprobs, uniform
-
-TOP = 256
 
 
 def new_row(logits, edits=None) -> Row:
     raw = np.asarray(logits, np.float32)
     row = raw.copy()
     if edits is not None:
-        ids, repeat, add = edits
-        row[ids] = np.where(row[ids] > 0, row[ids] / repeat, row[ids] * repeat) + add
+        x = row[edits.ids]
+        row[edits.ids] = np.where(x > 0, x / edits.repeat, x * edits.repeat) + edits.add
     order = np.argsort(-row, kind="stable")[:TOP]
-    return Row(
-        top_ids=order.astype(np.int32),
-        top_logits=row[order],
-        lse=math.log(np.exp(row.astype(np.float64)).sum()),
-        raw=raw,
-        raw_lse=math.log(np.exp(raw.astype(np.float64)).sum()),
-        edits=edits,
+    top_ids, top_logits = np.full((1, TOP), -1, np.int32), np.full((1, TOP), -np.inf, np.float32)
+    top_ids[0, : len(order)], top_logits[0, : len(order)] = order, row[order]
+    lse, raw_lse = (np.log(np.exp(x.astype(np.float64)).sum(keepdims=True)) for x in (row, raw))
+    result = StepResult(
+        raw[None], raw_lse.astype(np.float32), top_ids, top_logits, lse.astype(np.float32)
     )
+    return Row(result, 0, edits)
 
 
 def random_row(size: int, seed: int = 0, scale: float = 3.0) -> np.ndarray:
@@ -99,13 +97,13 @@ def test_penalties_count_within_the_window(params, expected) -> None:
     if expected is None:
         assert edits is None
         return
-    ids, repeat, add = (x.tolist() for x in edits)
+    ids, repeat, add = (x.tolist() for x in (edits.ids, edits.repeat, edits.add))
     assert {i: (r, a) for i, r, a in zip(ids, repeat, add)} == expected
 
 
 def test_a_window_without_end_counts_everything() -> None:
     params = SamplingParams(frequency_penalty=1.0, repeat_last_n=-1)
-    _, _, add = Sampler(params, [3] * 500, 10).edits()
+    add = Sampler(params, [3] * 500, 10).edits().add
     assert add.tolist() == [-500.0]
 
 
@@ -212,7 +210,7 @@ def test_mirostat_brings_the_mean_surprise_to_tau(version) -> None:
 
 def test_logprobs_are_of_the_raw_row_and_sorted() -> None:
     logits = np.log([0.5, 0.2, 0.3])
-    edits = (np.array([0], np.int32), np.ones(1, np.float32), np.array([-50], np.float32))
+    edits = Edits(np.array([0], np.int32), np.ones(1, np.float32), np.array([-50], np.float32))
     for row in (new_row(logits), new_row(logits, edits)):
         found = top_logprobs(row, 2)
         assert [i for i, _ in found] == [0, 2]
