@@ -151,6 +151,16 @@ class Answers:
             del self._answers[request.request_id]
             raise
 
+    def _text(self, answer: Answer, output: Output) -> TextDelta | None:
+        """The output's delta; a token that cannot be spelled costs its own request only."""
+        try:
+            return answer.take(output)
+        except Exception as error:
+            log.exception("a token could not be turned into text")
+            self._answers.pop(output.request_id)
+            self.engine.cancel(output.request_id)
+            return TextDelta(output.request_id, error=f"the answer has no text: {error!r}")
+
     def _take(self, outputs: list[Output]) -> None:
         """Turn a step's outputs into deltas and call every sink once."""
         batches: dict[TextSink, list[TextDelta]] = {}
@@ -159,11 +169,11 @@ class Answers:
             if answer is None:
                 continue
             was_stopped = answer.is_stopped
-            delta = answer.take(output)
+            delta = self._text(answer, output)
             if answer.is_stopped and not was_stopped and output.finish_reason is None:
                 self.engine.cancel(output.request_id)
             if output.finish_reason is not None:
-                del self._answers[output.request_id]
+                self._answers.pop(output.request_id, None)
             if delta is not None:
                 batches.setdefault(answer.sink, []).append(delta)
         for sink, deltas in batches.items():

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from localllm.answers import TextDelta
-from localllm.errors import BadRequest
+from localllm.errors import BadRequest, LocalLLMError
 from localllm.prompts import TextRequest
 from localllm.sampling import SamplingParams
 
@@ -145,6 +145,22 @@ def test_a_failing_sink_does_not_hurt_others(model) -> None:
 
     model.start(request(num_predict=-1, shift=True), broken)
     assert model.generate_text(request()).done_reason == "length"
+
+
+def test_a_token_without_a_spelling_costs_its_own_request_only(model, monkeypatch) -> None:
+    spell = model.tokenizer.token_bytes
+    poison = model.generate_text(request("poison")).tokens[5]
+
+    def broken(token: int) -> bytes:
+        if token == poison:
+            raise IndexError(token)
+        return spell(token)
+
+    monkeypatch.setattr(model.tokenizer, "token_bytes", broken)
+    with pytest.raises(LocalLLMError, match="no text"):
+        model.generate_text(request("poison"))
+    monkeypatch.undo()
+    assert model.generate_text(request("poison")).done_reason == "length"
 
 
 def test_endless_answers_end(model) -> None:
