@@ -24,7 +24,8 @@ from localllm.config import Settings
 from localllm.daemon import Daemon, StartRunner, runner_starter
 from localllm.errors import DaemonUnavailable, LocalLLMError
 from localllm.identity import Build, read_secret, version_body
-from localllm.server import models, ollama
+from localllm.pull.background import Pulls
+from localllm.server import models, ollama, pull
 from localllm.server.guard import Guard
 from localllm.server.respond import error_response, json_response
 from localllm.server.state import State, state_of
@@ -58,7 +59,7 @@ async def shutdown(request: Request) -> Response:
     state = state_of(request)
     if not state.is_trusted(request):
         return json_response({"error": "shutdown needs the data folder's secret"}, 403)
-    if state.daemon.is_busy:
+    if state.daemon.is_busy or state.pulls.is_busy:
         return json_response({"error": "requests are running"}, 409)
     state.stop()
     return json_response({"status": "success"})
@@ -77,6 +78,7 @@ ROUTES = (
     ("DELETE", "/api/delete", models.delete),
     ("HEAD", "/api/blobs/{digest}", models.head_blob),
     ("POST", "/api/blobs/{digest}", models.post_blob),
+    ("POST", "/api/pull", pull.pull),
     ("POST", "/api/generate", ollama.generate),
     ("POST", "/api/chat", ollama.chat),
     ("POST", "/api/shutdown", shutdown),
@@ -187,6 +189,7 @@ async def _serve(
         settings,
         daemon,
         Catalog(store),
+        Pulls(store, settings),
         read_secret(settings.data_dir),
         stop=lambda: servers[0].stop(),
         is_background=is_background,

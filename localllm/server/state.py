@@ -1,4 +1,4 @@
-"""What the handlers share: the daemon, the catalog, the secret, how to end the server."""
+"""What the handlers share: the daemon, the catalog, the pulls, the secret, how to end the server."""
 
 import hmac
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from localllm.catalog import Catalog
 from localllm.config import Settings
 from localllm.daemon import Daemon
+from localllm.pull.background import Pulls
 
 SECRET_HEADER = "x-localllm-secret"
 
@@ -20,6 +21,7 @@ class State:
     settings: Settings
     daemon: Daemon
     catalog: Catalog
+    pulls: Pulls
     secret: str
     stop: Callable[[], None]
     is_background: bool = False

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "localllm"
 
-EVERYONE = {"errors", "config", "durations"}
+EVERYONE = {"errors", "config", "durations", "__version__"}
 # Package or module -> what it may import of localllm besides itself and what everyone may.
 ALLOWED = {
     "quants": set(),

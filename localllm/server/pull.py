@@ -1,0 +1,59 @@
+"""POST /api/pull: what a pull tells, as Ollama's status lines."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.errors import BadRequest
+from localllm.pull.background import Pulls
+from localllm.pull.events import Event, Status, Transfer
+from localllm.pull.reference import Reference
+from localllm.server.body import BOOL, STRING, Shape, read_body
+from localllm.server.respond import Answer, Chunk
+from localllm.server.state import state_of
+
+PULL = Shape("PullRequest", {"model": STRING, "name": STRING, "insecure": BOOL, "stream": BOOL})
+
+
+async def pull(request: Request) -> Response:
+    """POST /api/pull."""
+    fields = await read_body(request, PULL)
+    name = fields.get("model") or fields.get("name") or ""
+    if not name:
+        raise BadRequest("invalid model name: a name is required")
+    Reference.parse(name)
+    chunks = _chunks(state_of(request).pulls, name, is_insecure=fields.get("insecure", False))
+    return Answer(chunks, merge=None if fields.get("stream", True) else _last)
+
+
+async def _chunks(pulls: Pulls, name: str, *, is_insecure: bool) -> AsyncIterator[Chunk]:
+    async with aclosing(pulls.events(name, is_insecure=is_insecure)) as events:
+        async for event in events:
+            chunk = _chunk(event)
+            if chunk:
+                yield chunk
+
+
+def _chunk(event: Event) -> Chunk:
+    """One line; fields that are zero are left out. The rate is ours, and clients ignore it."""
+    if isinstance(event, Status):
+        return {"status": event.text}
+    if not isinstance(event, Transfer):
+        return {}
+    amounts: dict[str, Any] = {
+        "total": event.total,
+        "completed": event.completed,
+        "bytes_per_second": round(event.bytes_per_second),
+    }
+    return {
+        "status": f"pulling {event.digest[:12]}",
+        "digest": f"sha256:{event.digest}",
+        **{key: value for key, value in amounts.items() if value},
+    }
+
+
+def _last(chunks: Iterable[Chunk]) -> Chunk:
+    return list(chunks)[-1]

@@ -1,0 +1,135 @@
+"""POST /api/pull at a running server, and what its clients make of it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import ollama
+import pytest
+from pulling import make_model
+from standin import FileRequest, HubStandIn, Repo, running
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+from server_process import Server, start_server
+
+NAME = "hf.co/org/M-GGUF"
+DATA = make_model(1500)
+
+
+@pytest.fixture(scope="module")
+def module_hub() -> Iterator[HubStandIn]:
+    with running() as standin:
+        yield standin
+
+
+@pytest.fixture(scope="module")
+def server(module_hub: HubStandIn, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("data")
+    yield from start_server(
+        folder,
+        HF_ENDPOINT=module_hub.url,
+        HF_HOME=str(folder / "hf"),
+        HF_HUB_DISABLE_TELEMETRY="1",
+        NO_PROXY="127.0.0.1",
+    )
+
+
+@pytest.fixture
+def hub(module_hub: HubStandIn) -> HubStandIn:
+    module_hub.repos["org/M-GGUF"] = Repo({"M-Q4_K_M.gguf": DATA})
+    module_hub.on_file = lambda _: False
+    return module_hub
+
+
+def lines_of(answer: httpx.Response) -> list[dict[str, object]]:
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def forget(server: Server) -> None:
+    server.http.request("DELETE", "/api/delete", json={"model": NAME})
+
+
+def test_stream_is_ollamas(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+    answer = server.post("/api/pull", model=NAME)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    lines = lines_of(answer)
+    digest = next(str(line["digest"]) for line in lines if "digest" in line)
+    assert lines[0] == {"status": "pulling manifest"}
+    assert "using M-Q4_K_M.gguf of org/M-GGUF" in [line["status"] for line in lines]
+    assert lines[-4:] == [
+        {
+            "status": f"pulling {digest[7:19]}",
+            "digest": digest,
+            "total": len(DATA),
+            "completed": len(DATA),
+        },
+        {"status": "verifying sha256 digest"},
+        {"status": "writing manifest"},
+        {"status": "success"},
+    ]
+    names = [model["name"] for model in server.http.get("/api/tags").json()["models"]]
+    assert f"{NAME}:latest" in names
+    details = server.post("/api/show", model=NAME).json()["details"]
+    assert details["family"] == "llama"
+
+
+def test_answer_as_one_object(server: Server, hub: HubStandIn) -> None:
+    answer = server.post("/api/pull", name=NAME, stream=False)
+    assert answer.json() == {"status": "success"}
+
+
+def test_unknown_model_is_a_line_of_the_stream(server: Server, hub: HubStandIn) -> None:
+    answer = server.post("/api/pull", model="hf.co/org/none")
+    assert answer.status_code == 200
+    assert "file does not exist" in str(lines_of(answer)[-1]["error"])
+    answer = server.post("/api/pull", model="hf.co/org/none", stream=False)
+    assert answer.status_code == 500
+    assert "file does not exist" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "../x", "hf.co/o/r@../x"])
+def test_bad_name_is_refused_before_the_stream(server: Server, name: str) -> None:
+    answer = server.post("/api/pull", model=name)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("invalid model name")
+
+
+def test_client_that_leaves_cancels_and_the_next_goes_on(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+
+    def hang(request: FileRequest) -> bool:
+        if request.start >= 3 << 20:
+            hub.stopping.wait(20)
+        return False
+
+    hub.on_file = hang
+    with server.http.stream("POST", "/api/pull", json={"model": NAME}) as answer:
+        for line in answer.iter_lines():
+            if json.loads(line).get("completed", 0) >= 3 << 20:
+                break
+    hub.on_file = lambda _: False
+    before = len(hub.file_requests())
+    assert server.post("/api/pull", model=NAME, stream=False).json() == {"status": "success"}
+    assert len(hub.file_requests()) - before <= 3
+
+
+def test_ollamas_python_client(server: Server, hub: HubStandIn) -> None:
+    with ollama.Client(host=server.url) as client:
+        statuses = [progress.status for progress in client.pull(NAME, stream=True)]
+        assert statuses[-1] == "success"
+        assert client.pull(NAME).status == "success"
+        with pytest.raises(ollama.ResponseError, match="file does not exist"):
+            client.pull("hf.co/org/none")
+
+
+def test_daemon_imports_no_hub_client_before_a_pull() -> None:
+    code = (
+        "import sys, localllm.server.app, localllm.cli.app\n"
+        "print([m for m in ('huggingface_hub', 'httpx2', 'httpx', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
