@@ -9,19 +9,23 @@ A *program* is an array of records, `RECORD_SLOTS` int64 each:
     3 factor   the record has *count * factor items
     4 chunk    items that are dealt out together, at least 1: every range a kernel gets starts at a
                multiple of it
-    5 flags    SERIAL: thread 0 alone runs it, in one call; CLAIM: threads claim chunks from a
-               counter, a call each; neither: each thread gets one range of chunks, in one call.
-               JOINED: the next record does not need what this one writes
+    5 flags    without CLAIM, the items are cut into as many shares as there are threads; with it,
+               a share is a chunk (or several: there are at most 255 shares), which is right from
+               some 50 microseconds a chunk on. SERIAL: one share, so one thread runs it in one
+               call. JOINED: the next record does not need what this one writes
     6 label    for whoever looks at a program; the team does not read it
     7          0
 
-All threads run the records in order, with a barrier between them except after a JOINED one; a
-record without items costs a few nanoseconds. A kernel is called as kernel(args, first, last,
-scratch) and must not depend on how items are dealt. A count may be written by an earlier record,
-provided that no record between that one and this had the same count.
+A record starts when all before it are over, back to the last one that is not JOINED; one without
+items costs a few nanoseconds. A kernel is called as kernel(args, first, last, scratch) and must not
+depend on how items are dealt. A count may be written by an earlier record, provided that no record
+between that one and this had the same count.
 
-Claiming is right where a chunk takes 50 microseconds or more, beside a busy process, and for
-unequal cores.
+Threads claim shares, and wait for shares to be done, never for each other: a thread that has lost
+its core holds up nobody unless it is in the middle of a share, and finds out later what was done
+meanwhile. (With barriers, a step of 2 ms took 95 ms beside busy processes on both cores; 10 ms so.)
+It must not look at a program whose run has ended, so it announces when it is inside a run, and the
+run's end waits until nobody is.
 
 A waiting thread spins for `SPIN_NS`, then yields its core, and sleeps after `SLEEP_NS`: an idle
 team uses no CPU. Thread 0 is whoever calls `run`. The others are daemon threads that live in
@@ -42,6 +46,8 @@ from kernels_cpu.simd import slot
 from kernels_cpu.threads import (
     atomic_add,
     atomic_load,
+    atomic_store,
+    atomic_swap,
     call_kernel,
     lock,
     nanoseconds,
@@ -67,17 +73,26 @@ SPINS_PER_LOOK = 64  # between two looks at the clock
 
 # Byte offsets in a team's control block. A word that threads fight over has a cache line of its
 # own; a mutex and a condition take at most 64 bytes on Linux and macOS.
-EPOCH = 0
-PROGRAM, NUM_RECORDS, NUM_THREADS, IS_STOPPED, TIMES = 64, 72, 80, 88, 96
-ARRIVED = 128
-GENERATION = 192
+EPOCH = 0  # number of the run, as a ticket word
+PROGRAM, NUM_RECORDS, BASE, TIMES = 64, 72, 80, 88  # of the run; BASE is its first record's number
+NUM_THREADS, IS_STOPPED, NEXT_BASE = 128, 136, 144
+DONE = 192  # number of the last run that has ended
 SLEEPERS = 256
 POSITION = 320
 MUTEX = 384
 CONDITION = 512
-CLAIMED = 640  # a counter for each record that runs since the last barrier
-NUM_COUNTERS = 8
-SCRATCH = CLAIMED + 64 * NUM_COUNTERS
+ENTRIES = 640  # a ring of ticket words, a cache line each
+NUM_ENTRIES = 128
+THREADS = (
+    ENTRIES + 64 * NUM_ENTRIES
+)  # a line for each: address of its scratch, whether it is inside
+IS_INSIDE = 8
+
+# A ticket word: number << 24 | shares << 16 | shares claimed << 8 | shares done. The record with
+# that number is in progress or, if all shares are done, over; so are all records with lower
+# numbers.
+MOST_SHARES = 255
+MOST_JOINED = 32  # records in progress at once: well below NUM_ENTRIES
 
 
 @njit
@@ -90,126 +105,172 @@ def wake(control: int) -> None:
 
 
 @njit
-def sleep_while(control: int, word: int, value: int) -> None:
-    """Sleep until the word has another value."""
+def is_over(word: int, number: int) -> bool:
+    """Whether all shares of record (or start of run) `number` are done, by the ticket word
+    there.
+    """
+    value = atomic_load(word)
+    if value >> 24 != number:
+        return value >> 24 > number
+    return value & 255 == value >> 16 & 255
+
+
+@njit
+def sleep_until_over(control: int, word: int, number: int) -> None:
     lock(control + MUTEX)
     # Either the waker sees this count, or this thread sees the waker's change of the word.
     atomic_add(control + SLEEPERS, 1)
-    while atomic_load(word) == value:
+    while not is_over(word, number):
         sleep_on(control + CONDITION, control + MUTEX)
     atomic_add(control + SLEEPERS, -1)
     unlock(control + MUTEX)
 
 
 @njit
-def wait_while(control: int, word: int, value: int) -> None:
-    """Return as soon as the word has another value: spin, then yield, then sleep."""
+def wait_until_over(control: int, word: int, number: int) -> None:
+    """Spin, then yield, then sleep until record (or start of run) `number` is over."""
     started = 0
     while True:
         for _ in range(SPINS_PER_LOOK):
-            if atomic_load(word) != value:
+            if is_over(word, number):
                 return
             pause()
         if started == 0:
             started = nanoseconds()
         waited = nanoseconds() - started
         if waited > SLEEP_NS:
-            sleep_while(control, word, value)
+            sleep_until_over(control, word, number)
             return
         if waited > SPIN_NS:
             yield_core()
 
 
 @njit
-def barrier(control: int, num_threads: int) -> None:
-    """Wait until all threads are here. The last one resets the claim counters."""
-    if num_threads == 1:
-        reset_counters(control)
-        return
-    generation = atomic_load(control + GENERATION)
-    if atomic_add(control + ARRIVED, 1) == num_threads - 1:
-        store(control + ARRIVED, 0)
-        reset_counters(control)
-        atomic_add(control + GENERATION, 1)
-        wake(control)
-    else:
-        wait_while(control, control + GENERATION, generation)
+def entry_of(control: int, number: int) -> int:
+    """Address of the ticket word of a record."""
+    return control + ENTRIES + 64 * (number & (NUM_ENTRIES - 1))
 
 
 @njit
-def reset_counters(control: int) -> None:
-    for i in range(NUM_COUNTERS):
-        store(control + CLAIMED + 64 * i, 0)
+def enter(control: int, thread: int, run: int) -> bool:
+    """Announce that this thread looks at the run's program; False if the run has ended."""
+    is_inside = control + THREADS + 64 * thread + IS_INSIDE
+    atomic_store(is_inside, 1)
+    if atomic_load(control + DONE) < run:
+        return True
+    atomic_store(is_inside, 0)
+    return False
 
 
 @njit
-def run_share(
-    control: int, record: int, items: int, thread: int, num_threads: int, counter: int
-) -> None:
-    """This thread's part of one record; `counter` is the address of its claim counter."""
+def leave(control: int, thread: int) -> None:
+    atomic_store(control + THREADS + 64 * thread + IS_INSIDE, 0)
+
+
+@njit
+def claim(entry: int, number: int, shares: int) -> int:
+    """Index of a share of the record that is now this thread's; -1 if there is none left."""
+    while True:
+        word = atomic_load(entry)
+        if word >> 24 > number:
+            return -1
+        share = 0
+        claimed = number << 24 | shares << 16 | 1 << 8
+        if word >> 24 == number:
+            share = word >> 8 & 255
+            if share >= shares:
+                return -1
+            claimed = word + (1 << 8)
+        if atomic_swap(entry, word, claimed) == word:
+            return share
+
+
+@njit
+def run_shares(control: int, record: int, items: int, thread: int, number: int) -> None:
+    """Do shares of a record until all are claimed."""
     code, args, flags = slot(record, 0), slot(record, 1), slot(record, 5)
-    scratch = slot(control + SCRATCH, thread)
-    if flags & SERIAL:
-        if thread == 0:
-            call_kernel(code, args, 0, items, scratch)
-        return
-    chunk = max(slot(record, 4), 1)
+    scratch = slot(control + THREADS, 8 * thread)
+    most = slot(control + NUM_THREADS, 0)
     if flags & CLAIM:
-        first = atomic_add(counter, chunk)
-        while first < items:
-            call_kernel(code, args, first, min(first + chunk, items), scratch)
-            first = atomic_add(counter, chunk)
-        return
-    # Rounded up, so that a single chunk is thread 0's.
+        most = MOST_SHARES
+    elif flags & SERIAL:
+        most = 1
+    chunk = max(slot(record, 4), 1)
     chunks = quotient(items + chunk - 1, chunk)
-    first = quotient(chunks * thread + num_threads - 1, num_threads) * chunk
-    last = quotient(chunks * (thread + 1) + num_threads - 1, num_threads) * chunk
-    if first < min(last, items):
+    shares = min(chunks, most)
+    entry = entry_of(control, number)
+    share = claim(entry, number, shares)
+    while share >= 0:
+        first = quotient(chunks * share + shares - 1, shares) * chunk
+        last = quotient(chunks * (share + 1) + shares - 1, shares) * chunk
         call_kernel(code, args, first, min(last, items), scratch)
+        atomic_add(entry, 1)
+        if is_over(entry, number):
+            wake(control)
+        share = claim(entry, number, shares)
 
 
 @njit
-def run_records(control: int, thread: int) -> None:
-    """Run the program in the control block as one of the team's threads."""
-    program = slot(control + PROGRAM, 0)
-    num_threads = slot(control + NUM_THREADS, 0)
-    times = slot(control + TIMES, 0)
+def wait_for(control: int, thread: int, run: int, number: int, pending: int) -> bool:
+    """Wait for record `number` + k for each bit k of `pending`; False if the run has ended."""
+    while pending != 0:
+        entry = entry_of(control, number)
+        if pending & 1 != 0 and not is_over(entry, number):
+            leave(control, thread)
+            wait_until_over(control, entry, number)
+            if not enter(control, thread, run):
+                return False
+        pending >>= 1
+        number += 1
+    return True
+
+
+@njit
+def run_records(control: int, thread: int, run: int) -> None:
+    """Take part in a run as one of the team's threads, until its records are over."""
+    if not enter(control, thread, run):
+        return
+    program, num_records = slot(control + PROGRAM, 0), slot(control + NUM_RECORDS, 0)
+    base, times = slot(control + BASE, 0), slot(control + TIMES, 0)
     started = nanoseconds()
-    joined = 0  # records that have run since the last barrier
-    for i in range(slot(control + NUM_RECORDS, 0)):
+    first, pending = 0, 0  # bit k: record first + k is in progress
+    for i in range(num_records):
         record = program + i * 8 * RECORD_SLOTS
-        count = slot(record, 2)
-        items = slot(record, 3)
+        count, items = slot(record, 2), slot(record, 3)
         if count != 0:
             items *= slot(count, 0)
         if items > 0:
             if thread == 0:
                 store(control + POSITION, i)
-            counter = control + CLAIMED + 64 * joined
-            run_share(control, record, items, thread, num_threads, counter)
-            joined += 1
+            run_shares(control, record, items, thread, base + i)
+            pending |= 1 << (i - first)
         # An empty record still closes what was joined before it.
-        if joined == NUM_COUNTERS or (joined > 0 and slot(record, 5) & JOINED == 0):
-            barrier(control, num_threads)
-            joined = 0
+        is_closed = (
+            slot(record, 5) & JOINED == 0 or i - first >= MOST_JOINED or i == num_records - 1
+        )
+        if pending != 0 and is_closed:
+            if not wait_for(control, thread, run, base + first, pending):
+                return
+            pending = 0
+        if pending == 0:
+            first = i + 1
         if times != 0 and thread == 0:
             now = nanoseconds()
             store(times + 8 * i, now - started)
             started = now
-    # The program may change as soon as thread 0 returns.
-    barrier(control, num_threads)
+    leave(control, thread)
 
 
 @kernel
 def team_worker(control: int, thread: int, _a: int, _b: int) -> None:
     """Life of a thread that is not thread 0: take part in runs until the team is stopped."""
-    epoch = 0
+    run = 0
     while True:
-        wait_while(control, control + EPOCH, epoch)
-        epoch += 1
+        wait_until_over(control, control + EPOCH, run + 1)
+        run = atomic_load(control + EPOCH) >> 24
         if slot(control + IS_STOPPED, 0) != 0:
             return
-        run_records(control, thread)
+        run_records(control, thread, run)
 
 
 @kernel
@@ -218,20 +279,34 @@ def team_run(control: int, program: int, num_records: int, times: int) -> None:
 
     times  address of int64 [num_records] for the nanoseconds of each record, or 0
     """
+    run = (atomic_load(control + EPOCH) >> 24) + 1
+    base = slot(control + NEXT_BASE, 0)
     store(control + PROGRAM, program)
     store(control + NUM_RECORDS, num_records)
+    store(control + BASE, base)
     store(control + TIMES, times)
-    atomic_add(control + EPOCH, 1)
+    store(control + NEXT_BASE, base + num_records)
+    atomic_store(control + EPOCH, run << 24)
     wake(control)
-    run_records(control, 0)
+    run_records(control, 0, run)
     store(control + POSITION, -1)
+    atomic_store(control + DONE, run)
+    # A thread that is still inside has no share left, but may read the program once more.
+    for thread in range(1, slot(control + NUM_THREADS, 0)):
+        spins = 0
+        while atomic_load(control + THREADS + 64 * thread + IS_INSIDE) != 0:
+            spins += 1
+            if spins < SPINS_PER_LOOK * SPINS_PER_LOOK:
+                pause()
+            else:
+                yield_core()
 
 
 @kernel
 def team_stop(control: int, _a: int, _b: int, _c: int) -> None:
     """Let the workers return."""
     store(control + IS_STOPPED, 1)
-    atomic_add(control + EPOCH, 1)
+    atomic_add(control + EPOCH, 1 << 24)
     wake(control)
 
 
@@ -252,7 +327,7 @@ class Team:
             raise ValueError(f"a team needs at least one thread, not {num_threads}")
         self.num_threads = num_threads
         self._run = native(team_run)
-        control_bytes = up(SCRATCH + 8 * num_threads, 64)
+        control_bytes = THREADS + 64 * num_threads
         # One line more than asked for, so that equal offsets of two threads fall into different
         # cache sets.
         stride = up(scratch_bytes, 64) + 64
@@ -260,10 +335,9 @@ class Team:
         memory = memory[-memory.ctypes.data % 64 :]
         self.control: int = memory.ctypes.data
         self._words: NDArray[np.int64] = memory[:control_bytes].view(np.int64)
-        first = SCRATCH // 8
-        self._words[first : first + num_threads] = (
-            self.control + control_bytes + stride * np.arange(num_threads)
-        )
+        scratch = self.control + control_bytes + stride * np.arange(num_threads)
+        self._words[THREADS // 8 :: 8] = scratch
+        self._words[NEXT_BASE // 8] = 1
         self._words[NUM_THREADS // 8] = num_threads
         self._words[POSITION // 8] = -1
         make_mutex(self.control)
@@ -285,7 +359,7 @@ class Team:
     @property
     def position(self) -> tuple[int, int]:
         """(runs started, index of the record that runs or -1); a run that hangs keeps both."""
-        return int(self._words[EPOCH // 8]), int(self._words[POSITION // 8])
+        return int(self._words[EPOCH // 8]) >> 24, int(self._words[POSITION // 8])
 
     def close(self) -> None:
         """Stop the threads and wait until they have returned; no run may be going on."""

@@ -31,6 +31,13 @@ def atomic_add(e: Ir, address: Value, value: Value) -> Value:
     return e.b.atomic_rmw("add", e.pointer(address, i64), value, "seq_cst")
 
 
+@emits(3, types.int64)
+def atomic_swap(e: Ir, address: Value, expected: Value, value: Value) -> Value:
+    """Store the value if the word is as expected; the word before."""
+    pair = e.b.cmpxchg(e.pointer(address, i64), expected, value, "seq_cst", "seq_cst")
+    return e.b.extract_value(pair, 0)
+
+
 @emits(2)
 def store(e: Ir, address: Value, value: Value) -> None:
     e.store(value, address, align=8)

@@ -95,6 +95,36 @@ def check_joined_records_all_run_before_the_next() -> None:
     team.close()
 
 
+def check_random_programs_on_more_threads_than_cores() -> None:
+    """Threads lose their cores at any moment: late ones must neither repeat nor miss anything."""
+    rng = np.random.default_rng(11)
+    team = Team(5, scratch_bytes=64)
+    for _ in range(150):
+        num_records = int(rng.integers(1, 90))
+        sizes = rng.integers(0, 60, num_records) * (rng.random(num_records) < 0.7)
+        counts = [np.zeros(60, np.int64) for _ in sizes]
+        args = [np.array([c.ctypes.data], np.int64) for c in counts]
+        items = sizes.astype(np.int64)
+        records = [
+            (
+                count_items,
+                a,
+                items.ctypes.data + 8 * i,
+                1,
+                int(rng.integers(1, 9)),
+                int(rng.integers(0, 8)),
+            )
+            for i, a in enumerate(args)
+        ]
+        run(team, program(*records))
+        for size, count in zip(sizes, counts):
+            assert (count[:size] == 1).all()
+            assert (count[size:] == 0).all()
+        # A late thread that looked at these would be seen.
+        items[:] = 60
+    team.close()
+
+
 def check_counts_are_read_when_a_record_starts() -> None:
     team = Team(2)
     counts, items = np.zeros(64, np.int64), np.zeros(1, np.int64)
