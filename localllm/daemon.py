@@ -279,10 +279,9 @@ class Daemon:
     def _has_room(self, target: Target) -> bool:
         if len(self._models) >= self._settings.max_loaded_models:
             return False
-        import psutil  # type: ignore[import-untyped]
+        import psutil
 
-        available: int = psutil.virtual_memory().available
-        return target.size <= MEMORY_SHARE * available
+        return target.size <= MEMORY_SHARE * psutil.virtual_memory().available
 
     def _close(self, model: LoadedModel) -> None:
         model.is_leaving = True

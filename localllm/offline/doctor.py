@@ -58,7 +58,7 @@ def _machine(_: Settings) -> Finding:
 
 
 def _memory(_: Settings) -> Finding:
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIGABYTE:.1f} of {memory.total / GIGABYTE:.1f} GB available"
@@ -75,14 +75,12 @@ def _instruction_set(settings: Settings) -> Finding:
 
 
 def _kernels(settings: Settings) -> Finding:
-    from localllm.opening import configure_kernels
+    from localllm.offline.selftest import LARGEST_ERROR, selftest
 
-    configure_kernels(settings)
-    from kernels_cpu.selftest import run_selftest
-
-    failures = run_selftest()
-    text = "; ".join(failures) if failures else "every kernel agrees with its plain twin"
-    return Finding("kernels", text, is_good=not failures)
+    found = selftest(settings)
+    errors = ", ".join(f"{comparison.error:.0e} in {comparison.role}" for comparison in found)
+    text = f"error against the reference: {errors} (at most {LARGEST_ERROR:.0e})"
+    return Finding("kernels", text, is_good=all(comparison.is_good for comparison in found))
 
 
 def _kernel_cache(settings: Settings) -> Finding:
