@@ -14,6 +14,7 @@ from localllm.errors import BadRequest, Busy, Cancelled
 
 PROMPT = list(range(40))
 LONG = [i * 7 % 300 for i in range(100)]
+ENDLESS = 1000  # blocks that no request fills while a test waits
 # Options under which a text must come out the same: pool size (small ones force preemption), chunk.
 SCHEDULES = [
     {},
@@ -168,7 +169,7 @@ def test_a_request_that_fits_alone_never_errors() -> None:
 
 def test_cancel_in_the_queue_in_the_prompt_and_while_generating() -> None:
     client = Client()
-    with running(FakeBackend(), max_running=2, chunk=1) as engine:
+    with running(FakeBackend(blocks=ENDLESS), max_running=2, chunk=1) as engine:
         engine.submit(request("decoding", [1], -1), client)
         client.wait(lambda c: len(c.tokens("decoding")) > 3)
         engine.submit(request("prompt", LONG * 10, -1), client)
@@ -215,7 +216,7 @@ def test_logits_that_are_not_finite_end_that_request_only() -> None:
 
 def test_a_full_queue_is_busy_and_frees_places() -> None:
     client = Client()
-    with running(FakeBackend(), max_running=1, max_waiting=2) as engine:
+    with running(FakeBackend(blocks=ENDLESS), max_running=1, max_waiting=2) as engine:
         engine.submit(request("r", [1], -1), client)
         client.wait(lambda c: c.tokens("r"))
         engine.submit(request("q1", [1], 2), client)
@@ -265,7 +266,7 @@ def test_a_request_id_in_use_is_refused() -> None:
 
 def test_closing_ends_everything_and_refuses_more() -> None:
     client = Client()
-    backend = FakeBackend()
+    backend = FakeBackend(blocks=ENDLESS)
     engine = Engine(backend, max_running=1).start()
     engine.submit(request("r", [1], -1), client)
     engine.submit(request("q", [1], -1), client)
