@@ -250,3 +250,29 @@ def create(
     from localllm.cli import models
 
     models.create(_client(), name, source, file)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What to fetch.")],
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak plain HTTP with the registry.")
+    ] = False,
+) -> None:
+    """Fetch a model. What was interrupted goes on where it was.
+
+    \b
+    Examples:
+      localllm pull llama3.1:8b                     by its short name
+      localllm pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0
+      localllm pull hf.co/org/repo:Q4_K_M@v1.0      at a branch, tag or commit
+      localllm pull registry.example.com/me/model   from an Ollama registry
+    \b
+    Environment of the daemon:
+      HF_TOKEN            token for gated and private repositories
+      HF_ENDPOINT         another Hub, such as a mirror
+      HF_HUB_OFFLINE      ask the Hub nothing
+    """
+    from localllm.cli.pulling import pull_model
+
+    pull_model(_client(), model, is_insecure=insecure)

@@ -4,6 +4,7 @@ Ctrl-C during an answer stops the answer alone; at the prompt it clears the line
 """
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -342,6 +343,9 @@ def _say(text: str) -> None:
 
 def converse(client: Client, session: Session) -> None:
     """Start a conversation and hold it until the user leaves."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Leaving by an exception lets the prompt restore the terminal.
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     client.ensure_daemon(prepares=True, note=_say)
     conversation = Conversation(client, session)
     conversation.open()

@@ -9,7 +9,7 @@ from typing import Any
 
 from localllm.cli.models import model_argument
 from localllm.cli.output import Status, Wrapper, print_statistics
-from localllm.client import Client
+from localllm.client import Client, RequestFailed
 from localllm.errors import BadRequest, ModelNotFound
 
 THINK_VALUES = ("true", "false", "high", "medium", "low", "max")
@@ -109,12 +109,17 @@ def show_answer(
 def _chunks(
     client: Client, path: str, body: dict[str, Any]
 ) -> Generator[dict[str, Any], None, None]:
+    """What the daemon answers; a model that is not there is pulled first."""
     try:
         yield from client.stream(path, body)
-    except ModelNotFound as error:
-        raise ModelNotFound(
-            f"{error}; make it with 'localllm create', or run a GGUF file by its path"
-        ) from None
+    except ModelNotFound as missing:
+        from localllm.cli.pulling import pull_model
+
+        try:
+            pull_model(client, body["model"])
+        except RequestFailed as error:
+            raise ModelNotFound(f"{missing}, and it could not be pulled: {error}") from None
+        yield from client.stream(path, body)
 
 
 def _note(text: str) -> None:

@@ -81,7 +81,10 @@ def test_closed_pipe_ends_the_command_quietly_and_the_request_too(server: Server
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (("run", "nope", "hi"), "model 'nope' not found"),
+        (
+            ("run", "127.0.0.1:9/me/nope", "hi"),
+            "not found, and it could not be pulled: no connection",
+        ),
         (("run", "./nope.gguf", "hi"), "./nope.gguf: no such file"),
         (("run", "a//b", "hi"), "invalid model name"),
         (("run", "tiny", "refuse"), "the fake model refuses this"),

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
@@ -54,6 +55,11 @@ class Terminal:
         """Type a line at an empty prompt; wait for what it does before the next one."""
         self.expect(PLACEHOLDER)
         self.type(text + ENTER)
+
+    def is_cooked(self) -> bool:
+        """Whether the terminal echoes and waits for whole lines, as shells leave it."""
+        flags = termios.tcgetattr(self._terminal)[3]
+        return bool(flags & termios.ECHO) and bool(flags & termios.ICANON)
 
     def close(self) -> int:
         self.process.kill()
@@ -139,3 +145,11 @@ def test_errors_leave_the_conversation_usable(terminal: Terminal) -> None:
     terminal.expect("Created new model 'kept'")
     terminal.say("/load nope")
     terminal.expect("Couldn't find model 'nope'")
+
+
+def test_terminal_is_as_before_after_a_kill_at_the_prompt(terminal: Terminal) -> None:
+    terminal.expect(PLACEHOLDER)
+    assert not terminal.is_cooked()
+    terminal.process.terminate()
+    assert terminal.process.wait() == 128 + signal.SIGTERM
+    assert terminal.is_cooked()
