@@ -17,6 +17,7 @@ Not here: raw prompts, what an answer's tags mean.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -69,8 +70,10 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: Tokenizer, *, tool_source: str = "") -> None:
         self.tokenizer = tokenizer
         self.source = source
-        self._plain = _Source(source, tokenizer)
-        self._with_tools = _Source(tool_source, tokenizer) if tool_source else self._plain
+        self._plain: Source = JinjaSource(source, tokenizer)
+        self._with_tools: Source = (
+            JinjaSource(tool_source, tokenizer) if tool_source else self._plain
+        )
 
     @classmethod
     def from_metadata(cls, metadata: Metadata, tokenizer: Tokenizer) -> "ChatTemplate":
@@ -124,7 +127,7 @@ class ChatTemplate:
 
     def _context(
         self,
-        source: "_Source",
+        source: "Source",
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None,
         add_generation_prompt: bool,
@@ -153,8 +156,8 @@ class ChatTemplate:
         return ids
 
 
-class _Source:
-    """One compiled template."""
+class Source(ABC):
+    """One compiled template, in whatever language."""
 
     def __init__(self, text: str, tokenizer: Tokenizer) -> None:
         if len(text) > MAX_SOURCE_LENGTH:
@@ -163,95 +166,20 @@ class _Source:
             raise UnsupportedModel("the chat template contains private-use characters")
         self.text = text
         self.tokenizer = tokenizer
-        self.environment = BoundedEnvironment()
-        self.template = self._compile()
         self.provenance = Provenance(tokenizer, text)
-        texts = tokenizer.vocabulary.texts
-        self.constants = {
-            f"{name}_token": "" if token is None else texts[token]
-            for name, token in (
-                ("bos", tokenizer.bos_id),
-                ("eos", tokenizer.eos_id),
-                ("unk", tokenizer.vocabulary.unknown_id),
-            )
-        }
 
     @cached_property
+    @abstractmethod
     def variables(self) -> frozenset[str]:
         """Names that the template reads and does not set."""
-        return frozenset(meta.find_undeclared_variables(self.environment.parse(self.text)))
 
-    def _compile(self) -> Template:
-        try:
-            return self.environment.compile_source(self.text)
-        except TemplateSyntaxError as error:
-            reason = f"{error.message} (line {error.lineno})"
-        except Exception as error:
-            # Python's own compiler, or the recursion limit, on what jinja2 made of it.
-            reason = str(error)
-        raise UnsupportedModel(f"the chat template cannot be used: {reason}")
-
+    @abstractmethod
     def render(self, context: Context) -> str:
         """The template's text. Whatever goes wrong in it is a BadRequest."""
-        values = {
-            **self.constants,
-            **context.variables,
-            "messages": copied(context.messages),
-            "tools": copied(context.tools),
-        }
-        try:
-            return self.environment.render(self.template, values)
-        except TemplateRefusal as error:
-            raise Refused(f"the model's chat template refuses: {one_line(error)}") from None
-        except Exception as error:
-            # The template is foreign code: nothing that it raises is a fault of ours.
-            raise BadRequest(f"the model's chat template fails: {one_line(error)}") from None
 
+    @abstractmethod
     def adapt(self, messages: list[dict[str, Any]]) -> None:
         """Give tool calls the form in which this template can show them."""
-        for message in messages:
-            if "tool_calls" not in message:
-                continue
-            if not message["content"] and self._takes_null_content:
-                message["content"] = None
-            for call in message["tool_calls"]:
-                arguments = call["function"]["arguments"]
-                if isinstance(arguments, dict) and self._wants_text_arguments:
-                    call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
-
-    @cached_property
-    def _wants_text_arguments(self) -> bool:
-        """Whether the arguments of a call are shown as JSON only if they are given as a text."""
-        return not self._shows_arguments(PROBE) and self._shows_arguments(json.dumps(PROBE))
-
-    def _shows_arguments(self, arguments: Any) -> bool:
-        text = self._probe("", arguments)
-        # A mapping that was joined to a text is spelled as Python does, in single quotes.
-        return text is not None and PROBE_KEY in text and f"'{PROBE_KEY}'" not in text
-
-    @cached_property
-    def _takes_null_content(self) -> bool:
-        """Whether a call without content may have null there, which some templates look at."""
-        arguments = json.dumps(PROBE) if self._wants_text_arguments else PROBE
-        text = self._probe(None, arguments)
-        return text is not None and "None" not in text
-
-    def _probe(self, content: str | None, arguments: Any) -> str | None:
-        """What the template makes of a small chat with a tool call; None if it fails."""
-        call = {"name": "f", "arguments": arguments}
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": "q"},
-            {
-                "role": "assistant",
-                "content": content,
-                "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
-            },
-            {"role": "tool", "content": "r", "name": "f", "tool_call_id": "call00001"},
-        ]
-        try:
-            return self.render(Context(messages, None, {"add_generation_prompt": True}))
-        except BadRequest:
-            return None
 
     def pieces(self, context: Context) -> list[Piece]:
         """The rendered text, with what may be recognised as a control token."""
@@ -300,6 +228,98 @@ class _Source:
     def _count_control(self, pieces: list[Piece]) -> Counter[int]:
         ids = self.tokenizer.encode_pieces(pieces)
         return Counter(i for i in ids if self.tokenizer.is_special(i))
+
+
+class JinjaSource(Source):
+    """A template in Jinja's syntax."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer) -> None:
+        super().__init__(text, tokenizer)
+        self.environment = BoundedEnvironment()
+        self.template = self._compile()
+        texts = tokenizer.vocabulary.texts
+        self.constants = {
+            f"{name}_token": "" if token is None else texts[token]
+            for name, token in (
+                ("bos", tokenizer.bos_id),
+                ("eos", tokenizer.eos_id),
+                ("unk", tokenizer.vocabulary.unknown_id),
+            )
+        }
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        return frozenset(meta.find_undeclared_variables(self.environment.parse(self.text)))
+
+    def _compile(self) -> Template:
+        try:
+            return self.environment.compile_source(self.text)
+        except TemplateSyntaxError as error:
+            reason = f"{error.message} (line {error.lineno})"
+        except Exception as error:
+            # Python's own compiler, or the recursion limit, on what jinja2 made of it.
+            reason = str(error)
+        raise UnsupportedModel(f"the chat template cannot be used: {reason}")
+
+    def render(self, context: Context) -> str:
+        values = {
+            **self.constants,
+            **context.variables,
+            "messages": copied(context.messages),
+            "tools": copied(context.tools),
+        }
+        try:
+            return self.environment.render(self.template, values)
+        except TemplateRefusal as error:
+            raise Refused(f"the model's chat template refuses: {one_line(error)}") from None
+        except Exception as error:
+            # The template is foreign code: nothing that it raises is a fault of ours.
+            raise BadRequest(f"the model's chat template fails: {one_line(error)}") from None
+
+    def adapt(self, messages: list[dict[str, Any]]) -> None:
+        for message in messages:
+            if "tool_calls" not in message:
+                continue
+            if not message["content"] and self._takes_null_content:
+                message["content"] = None
+            for call in message["tool_calls"]:
+                arguments = call["function"]["arguments"]
+                if isinstance(arguments, dict) and self._wants_text_arguments:
+                    call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+
+    @cached_property
+    def _wants_text_arguments(self) -> bool:
+        """Whether the arguments of a call are shown as JSON only if they are given as a text."""
+        return not self._shows_arguments(PROBE) and self._shows_arguments(json.dumps(PROBE))
+
+    def _shows_arguments(self, arguments: Any) -> bool:
+        text = self._probe("", arguments)
+        # A mapping that was joined to a text is spelled as Python does, in single quotes.
+        return text is not None and PROBE_KEY in text and f"'{PROBE_KEY}'" not in text
+
+    @cached_property
+    def _takes_null_content(self) -> bool:
+        """Whether a call without content may have null there, which some templates look at."""
+        arguments = json.dumps(PROBE) if self._wants_text_arguments else PROBE
+        text = self._probe(None, arguments)
+        return text is not None and "None" not in text
+
+    def _probe(self, content: str | None, arguments: Any) -> str | None:
+        """What the template makes of a small chat with a tool call; None if it fails."""
+        call = {"name": "f", "arguments": arguments}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "q"},
+            {
+                "role": "assistant",
+                "content": content,
+                "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
+            },
+            {"role": "tool", "content": "r", "name": "f", "tool_call_id": "call00001"},
+        ]
+        try:
+            return self.render(Context(messages, None, {"add_generation_prompt": True}))
+        except BadRequest:
+            return None
 
 
 def _folding_system(work: Callable[[Context], T], context: Context) -> T:
