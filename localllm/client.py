@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class Client:
     def delete(self, path: str, body: Body) -> None:
         self._whole("DELETE", path, body)
 
-    def stream(self, path: str, body: Body) -> Iterator[Body]:
+    def stream(self, path: str, body: Body) -> Generator[Body, None, None]:
         """The objects of a streamed answer. Closing the iterator makes the daemon stop the work.
 
         Raises RequestFailed for an error status and for an error line.

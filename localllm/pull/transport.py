@@ -49,6 +49,10 @@ class Again(Exception):
         self.wait_seconds = wait_seconds
 
 
+class Unreachable(Again):
+    """There was no connection at all."""
+
+
 class Attempts:
     """Counts failures in a row and waits after each. `what` is for the message."""
 
@@ -142,7 +146,8 @@ class Http:
             finally:
                 await response.aclose()
         except httpx2.TransportError as error:
-            raise Again(_reason(error, url)) from error
+            kind = Unreachable if isinstance(error, httpx2.ConnectError) else Again
+            raise kind(_reason(error, url)) from error
 
     async def _follow(
         self,
@@ -179,7 +184,7 @@ class Http:
     ) -> Body:
         """A small answer of any status; retried while the server is not well.
 
-        Raises PullFailed if its body is longer than `limit` bytes.
+        Raises PullFailed if its body is longer than `limit` bytes, or there is no server.
         """
         attempts = Attempts(self.patience, url)
         while True:
@@ -188,6 +193,8 @@ class Http:
                     if response.status_code in RETRIED:
                         raise unwell(response)
                     return Body(response, await _bounded(response, limit, url))
+            except Unreachable as again:
+                raise PullFailed(str(again)) from again
             except Again as again:
                 await attempts.failed(again, 0)
 

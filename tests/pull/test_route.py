@@ -13,7 +13,7 @@ from pulling import make_model
 from standin import FileRequest, HubStandIn, Repo, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
-from server_process import Server, start_server
+from server_process import Server, environment, start_server
 
 NAME = "hf.co/org/M-GGUF"
 DATA = make_model(1500)
@@ -124,6 +124,46 @@ def test_ollamas_python_client(server: Server, hub: HubStandIn) -> None:
         assert client.pull(NAME).status == "success"
         with pytest.raises(ollama.ResponseError, match="file does not exist"):
             client.pull("hf.co/org/none")
+
+
+def command(server: Server, *args: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "localllm.cli", *args],
+        env=environment(server.folder, LOCALLLM_HOST=server.url),
+        cwd=server.folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_pull_command_tells_plain_lines_when_piped(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+    code, out, err = command(server, "pull", NAME)
+    assert (code, out) == (0, "")
+    lines = err.splitlines()
+    assert lines[0] == "pulling manifest"
+    assert lines[-3:] == ["verifying sha256 digest", "writing manifest", "success"]
+    assert any(line.endswith(": 100% of 6.1 MB") for line in lines)
+    assert "\x1b" not in err
+    assert len(lines) < 20
+
+
+def test_pull_command_fails_with_one_line(server: Server, hub: HubStandIn) -> None:
+    code, _, err = command(server, "pull", "hf.co/org/none")
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("Error: pull model manifest: file does not exist")
+
+
+def test_run_pulls_what_is_not_there(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+    code, out, err = command(server, "run", NAME, "hi")
+    assert (code, out) == (0, "0 1 2 \n")
+    assert "success" in err
+    assert command(server, "run", NAME, "hi") == (0, "0 1 2 \n", "")
 
 
 def test_daemon_imports_no_hub_client_before_a_pull() -> None:
