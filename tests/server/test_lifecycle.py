@@ -1,0 +1,89 @@
+"""Start and end of the daemon."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from server_process import Server, environment, start_server
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_daemon_and_its_runners_with_exit_code_0(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    for server in start_server(tmp_path):
+        body = {"model": "tiny", "prompt": "forever"}
+        with server.http.stream("POST", "/api/generate", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            (runner,) = psutil.Process(server.process.pid).children()
+            server.process.send_signal(number)
+            assert server.process.wait(30) == 0
+        assert not psutil.pid_exists(runner.pid)
+
+
+def test_runners_of_a_killed_daemon_end_too(tmp_path: Path) -> None:
+    for server in start_server(tmp_path):
+        server.post("/api/generate", model="tiny")
+        (runner,) = psutil.Process(server.process.pid).children()
+        server.process.kill()
+        gone, alive = psutil.wait_procs([runner], timeout=30)
+        assert (len(gone), len(alive)) == (1, 0)
+
+
+def test_interrupt_of_the_terminal_does_not_reach_the_runners(tmp_path: Path) -> None:
+    for server in start_server(tmp_path):
+        server.post("/api/generate", model="tiny")
+        (runner,) = psutil.Process(server.process.pid).children()
+        assert os.getpgid(runner.pid) == runner.pid != os.getpgid(server.process.pid)
+
+
+def test_address_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        host = f"127.0.0.1:{sock.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "localllm.server"],
+            env=environment(tmp_path, LOCALLLM_HOST=host),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert done.stderr == f"Error: cannot listen on {host}: Address already in use\n"
+
+
+def test_full_queue_refuses_at_once_and_serves_the_others(tmp_path: Path) -> None:
+    limits = {"LOCALLLM_NUM_PARALLEL": "1", "LOCALLLM_MAX_QUEUE": "2"}
+    for server in start_server(tmp_path, **limits):
+        server.post("/api/generate", model="tiny")
+        first = socket_request(server, "forever")
+        assert b"200 OK" in first.recv(100)
+        others = [socket_request(server, "hi") for _ in range(3)]
+        (refused,), _, _ = select.select(others, [], [])
+        answer = refused.recv(1000)
+        assert b"503 Service Unavailable" in answer
+        assert b"retry-after: 1" in answer
+        assert b"server busy, please try again.  maximum pending requests exceeded" in answer
+        assert server.http.get("/api/ps").status_code == 200
+        first.close()
+        for connection in others:
+            if connection is not refused:
+                assert b"200 OK" in connection.recv(100)
+            connection.close()
+
+
+def socket_request(server: Server, prompt: str) -> socket.socket:
+    """A request whose answer is read, or not, later."""
+    body = json.dumps({"model": "tiny", "prompt": prompt}).encode()
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    head = f"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
