@@ -38,12 +38,15 @@ class EngineOptions:
     digest    of the file, where it is known; it goes into the prefix cache's hashes
     chunk     a fixed number of known tokens that a sequence computes in a step
     max_rows  most tokens of a step whose logits are wanted
+    room      positions of the longest sequence, where that says nothing about the context that the
+              model is run for (which chooses between longrope's factors)
     """
 
     backend: str = "cpu"
     digest: str = ""
     chunk: int | None = None
     max_rows: int = MAX_ROWS
+    room: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def open_engine(
     plan = plan_kv(
         spec.kv_groups,
         spec.context_length,
-        settings.context_length,
+        options.room or settings.context_length,
         free_memory(weight_bytes, settings.weights),
         settings.num_parallel,
     )

@@ -124,8 +124,9 @@ def bench(
     began = time.perf_counter()
     with GgufFile.open(model) as file:
         parallel = max(options.batch_sizes)
-        settings = replace(settings, context_length=options.longest, num_parallel=parallel)
-        engine = open_engine(file, settings, EngineOptions(options.backend), progress=progress)
+        settings = replace(settings, num_parallel=parallel)
+        engine_options = EngineOptions(options.backend, room=options.longest)
+        engine = open_engine(file, settings, engine_options, progress=progress)
         try:
             engine.start()
             load_seconds = time.perf_counter() - began

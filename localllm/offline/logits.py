@@ -100,10 +100,13 @@ def open_for_rows(
 ) -> Engine:
     """A running engine that gives the logits of all tokens of a step."""
     spare = BESIDE_POSITIONS if options.beside else 0
-    settings = replace(settings, context_length=length + spare, num_parallel=1 + options.beside)
+    settings = replace(settings, num_parallel=1 + options.beside)
     chunk = options.tokens_per_step
     engine_options = EngineOptions(
-        options.backend, chunk=chunk, max_rows=min(chunk, 512) + options.beside + 1
+        options.backend,
+        chunk=chunk,
+        max_rows=min(chunk, 512) + options.beside + 1,
+        room=length + spare,
     )
     return open_engine(file, settings, engine_options, progress=progress).start()
 
