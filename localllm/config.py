@@ -36,6 +36,7 @@ class Settings:
     hub_endpoint: str = "https://huggingface.co"
     hub_token: str | None = None
     hub_is_offline: bool = False
+    ollama_models: Path = Path("~/.ollama/models")
     debug: bool = False
 
 
@@ -80,6 +81,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         origins=tuple(o.strip() for o in (text("ORIGINS") or "").split(",") if o.strip()),
         no_history=flag("NOHISTORY"),
         **_hub_settings(env),
+        ollama_models=Path(env.get("OLLAMA_MODELS", "").strip() or d.ollama_models).expanduser(),
         debug=flag("DEBUG"),
     )
 

@@ -276,3 +276,21 @@ def pull(
     from localllm.cli.pulling import pull_model
 
     pull_model(_client(), model, is_insecure=insecure)
+
+
+@app.command("import")
+def import_models(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Ollama's model folder.")
+    ] = None,
+) -> None:
+    """Take over the models of an Ollama installation. Nothing is copied.
+
+    \b
+    Examples:
+      localllm import                     OLLAMA_MODELS, or ~/.ollama/models
+      localllm import /srv/ollama/models
+    """
+    from localllm.cli.pulling import import_models
+
+    import_models(folder)

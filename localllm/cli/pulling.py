@@ -5,10 +5,15 @@ import shutil
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from localllm.cli.formats import size_text
 from localllm.client import Client
+from localllm.config import load_settings
+from localllm.pull.events import Event, Status
+from localllm.pull.folders import import_folder
+from localllm.store import Store
 
 DRAW_SECONDS = 0.1
 PLAIN_STEP_PERCENT = 10
@@ -28,6 +33,20 @@ def pull_model(client: Client, model: str, *, is_insecure: bool = False) -> None
                 board.show(chunk)
     finally:
         board.finish()
+
+
+def import_models(folder: Path | None) -> None:
+    """Take over the models of an Ollama folder, and say which."""
+    settings = load_settings()
+    store = Store(settings.data_dir / "models")
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Status):
+            print(event.text, file=sys.stderr, flush=True)
+
+    models = import_folder(folder or settings.ollama_models, store, tell)
+    for model in models:
+        print(model.name)
 
 
 class Board(Protocol):

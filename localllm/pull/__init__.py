@@ -6,6 +6,7 @@
     hub.py, registry.py, folders.py
                    one resolver a source; the first two give a `Package`, the third imports
                    what is on this machine already
+    manifest.py    what a registry's manifest may say
     package.py     `Package`: the files to fetch, with their sizes and hashes, and what they become
     transport.py   HTTP: redirects, credentials, ranges checked, small bodies bounded
     ranges.py      which bytes of a file are there
@@ -13,6 +14,7 @@
     download.py    several ranges at once, retried, hashed
     puller.py      `pull`: all of it in order
     events.py      what `pull` tells while it works
+    background.py  pulls for a program with an event loop
 
 `pull` is a plain function that blocks, for a thread of the daemon's. It knows no HTTP server and
 prints nothing. Nothing here is imported before a pull begins: the Hub's client is heavy.

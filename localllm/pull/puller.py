@@ -6,7 +6,6 @@ aside for the next try.
 """
 
 import asyncio
-import json
 import shutil
 import threading
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from localllm.pull import catalogue, registry
 from localllm.pull.choosing import label_of_path
 from localllm.pull.download import fetch
 from localllm.pull.events import OnProgress, Status
+from localllm.pull.manifest import CONFIG_KIND, check_config
 from localllm.pull.package import Package, RemoteFile
 from localllm.pull.reference import Reference
 from localllm.pull.staging import Staging
@@ -187,7 +187,9 @@ class _Pull:
         """Write the manifest that came, or one of what the model file says."""
         store, name = self._store, package.name
         if package.manifest is not None:
-            self._check_config(package)
+            for file in package.files:
+                if file.kind == CONFIG_KIND:
+                    check_config(store.file_of(file.digest, file.label).read_bytes(), str(name))
             return store.add_manifest(name, package.manifest)
         layers = [Layer(file.kind, file.digest, file.size) for file in package.files]
         found = describe_apart(store.file_of_layers(layers, str(name)))
@@ -198,15 +200,6 @@ class _Pull:
             )
         config = {**found.config, "source": dict(package.source)}
         return store.create(name, layers[0], config, package.recipe, shards=layers[1:])
-
-    def _check_config(self, package: Package) -> None:
-        """Raise PullFailed if the config that a manifest names is not one."""
-        for file in package.files:
-            if file.kind == "config":
-                try:
-                    dict(json.loads(self._store.file_of(file.digest, file.label).read_bytes()))
-                except (ValueError, TypeError, RecursionError) as error:
-                    raise PullFailed(f"the config of {package.name} is damaged: {error}") from None
 
 
 def _existing(folder: Path) -> Path:

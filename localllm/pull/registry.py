@@ -3,37 +3,26 @@
 A manifest names the parts of a model by hash and size; it is stored as it came. A registry may ask
 for a token, which it gives to anybody for what is public; tokens are for the registry's host alone.
 
-Everything a registry says is bounded: the manifest's size, the number of parts, the sizes of the
-parts that are read into memory later. Hashes are checked for their form before they become names.
+Not here: what a manifest may say (manifest.py).
 """
 
 import asyncio
 import json
 import platform
 import re
-from typing import Any
 
 import httpx2
 
 from localllm import __version__
-from localllm.errors import BadRequest, PullFailed
+from localllm.errors import PullFailed
 from localllm.identity import OLLAMA_VERSION
 from localllm.names import ModelName
+from localllm.pull.manifest import layers_of
 from localllm.pull.package import Package, RemoteFile
 from localllm.pull.transport import Access, Http
-from localllm.store import (
-    LAYER_PREFIX,
-    MANIFEST_TYPE,
-    MAX_MANIFEST_BYTES,
-    MAX_TEXT_LAYER_BYTES,
-    parse_digest,
-)
+from localllm.store import MANIFEST_TYPE, MAX_MANIFEST_BYTES
 
-MAX_LAYERS = 1000
 MAX_TOKEN_BYTES = 64 << 10
-MAX_CONFIG_BYTES = 1 << 20
-# Layers that are files of their own; all others are read whole.
-LARGE_KINDS = frozenset({"model", "projector", "adapter", "draft"})
 MISSING = "pull model manifest: file does not exist"
 _FIELD = re.compile(r'(\w+)="([^"]*)"')
 
@@ -113,8 +102,18 @@ async def resolve(name: ModelName, scheme: str, http: Http, *, is_insecure: bool
         f"{home}/manifests/{name.tag}", access, MAX_MANIFEST_BYTES, {"Accept": MANIFEST_TYPE}
     )
     _check_status(body.response, body.data)
-    files = _files_of(body.data, home, access)
-    return Package(name, files, manifest=body.data, notes=())
+    files = [
+        RemoteFile(
+            layer.kind,
+            layer.digest,
+            layer.size,
+            f"{home}/blobs/sha256:{layer.digest}",
+            access,
+            layer.digest[:12],
+        )
+        for layer in layers_of(body.data)
+    ]
+    return Package(name, files, manifest=body.data)
 
 
 def _check_status(response: httpx2.Response, data: bytes) -> None:
@@ -126,45 +125,3 @@ def _check_status(response: httpx2.Response, data: bytes) -> None:
     if status != 200:
         text = "".join(c for c in data[:200].decode(errors="replace") if c.isprintable())
         raise PullFailed(f"pull model manifest: {status}: {text}")
-
-
-def _files_of(manifest: bytes, home: str, access: Access) -> list[RemoteFile]:
-    """The files that a manifest names, each once, the config last."""
-    try:
-        parsed = json.loads(manifest)
-        layers, config = list(parsed["layers"]), parsed["config"]
-        if len(layers) > MAX_LAYERS:
-            raise PullFailed(
-                f"the manifest has {len(layers)} layers; at most {MAX_LAYERS} are read"
-            )
-        files = [_file_of(layer, home, access) for layer in layers]
-        files.append(_file_of(config, home, access, kind="config"))
-    except BadRequest as error:
-        raise PullFailed(f"the manifest is damaged: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise PullFailed(f"the manifest is damaged: {type(error).__name__}: {error}") from error
-    kinds = [file.kind for file in files]
-    if "tensor" in kinds:
-        raise PullFailed("this model requires MLX support, but the MLX runtime is not available")
-    if "model" not in kinds:
-        raise PullFailed(
-            "the manifest names no model file; models that run elsewhere are not for us"
-        )
-    return list({file.digest: file for file in files}.values())
-
-
-def _file_of(layer: Any, home: str, access: Access, *, kind: str | None = None) -> RemoteFile:
-    media_type, digest, size = str(layer["mediaType"]), parse_digest(layer["digest"]), layer["size"]
-    if kind is None:
-        if not media_type.startswith(LAYER_PREFIX):
-            raise PullFailed(
-                f"the manifest is not of a model: it has a layer of {media_type[:80]!r}"
-            )
-        kind = media_type.removeprefix(LAYER_PREFIX)
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 62:
-        raise PullFailed(f"the manifest is damaged: a layer of {size!r} bytes")
-    limit = MAX_CONFIG_BYTES if kind == "config" else MAX_TEXT_LAYER_BYTES
-    if kind not in LARGE_KINDS | {"tensor"} and size > limit:
-        raise PullFailed(f"the manifest has a {kind[:40]} layer of {size} bytes; at most {limit}")
-    url = f"{home}/blobs/sha256:{digest}"
-    return RemoteFile(kind, digest, size, url, access, digest[:12])
