@@ -239,5 +239,6 @@ def _set_up_logging(settings: Settings, *, is_background: bool) -> None:
     logging.basicConfig(
         level=logging.DEBUG if settings.debug else logging.INFO, handlers=[handler], force=True
     )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # The HTTP client would log whole URLs, and those that files come from hold signatures.
+    for name in ("asyncio", "uvicorn", "httpx2", "httpcore2", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -77,6 +77,14 @@ def test_stream_is_ollamas(server: Server, hub: HubStandIn) -> None:
     assert details["family"] == "llama"
 
 
+def test_signed_links_are_not_logged(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+    server.post("/api/pull", model=NAME)
+    text = (server.folder / "log").read_text()
+    assert "POST /api/pull" in text
+    assert "sig=" not in text
+
+
 def test_answer_as_one_object(server: Server, hub: HubStandIn) -> None:
     answer = server.post("/api/pull", name=NAME, stream=False)
     assert answer.json() == {"status": "success"}
