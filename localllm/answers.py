@@ -102,7 +102,7 @@ class Answer:
         delta.tokens.append(token)
         if output.logprob is not None:
             delta.logprobs.append(self._logprob(output, token, output.logprob))
-        if output.finish_reason != "stop" and token not in self.end_ids:
+        if token not in self.end_ids:
             delta.text = self.matcher.push(self.detokenizer.push(token))
 
     def _finish(self, delta: TextDelta, output: Output) -> None:

@@ -357,6 +357,8 @@ class Sampler:
         rest = np.exp((row.whole().astype(np.float64) - top) / t)
         rest[ids] = 0
         tail = np.cumsum(rest) + sums[-1]
+        if tail[-1] == sums[-1]:
+            return ids[-1]
         last = int(np.flatnonzero(rest)[-1])
         return min(int(np.searchsorted(tail, target, side="right")), last)
 

@@ -24,6 +24,7 @@ from localllm.engine.pace import Pace
 from localllm.engine.scheduler import Scheduler, Segment, Step
 from localllm.engine.sequence import FinishReason, Output, Request, Sequence, Sink
 from localllm.errors import BadRequest, Busy, Cancelled
+from localllm.masks import masked
 from localllm.sampling import Row, Sampler, top_logprobs
 
 log = logging.getLogger(__name__)
@@ -274,7 +275,9 @@ class Engine:
         if params.num_predict == 0:
             self._finish(sequence, "length")
             return
-        token = sequence.sampler.draw(row)
+        token = self._drawn(sequence, row)
+        if token is None:
+            return
         output = Output(request.request_id, token)
         if params.logprobs is not None:
             output.logprob = row.raw.item(token) - row.raw_lse
@@ -287,10 +290,31 @@ class Engine:
         elif sequence.num_tokens >= sequence.max_length:
             self._shift(sequence)
 
+    def _drawn(self, sequence: Sequence, row: Row) -> int | None:
+        """The next token, under the request's constraint; None: that failed, and ended it."""
+        constraint = sequence.request.constraint
+        if constraint is None:
+            return sequence.sampler.draw(row)
+        try:
+            mask = constraint.allowed()
+            if mask is not None:
+                row = masked(row, mask, sequence.request.params)
+            token = sequence.sampler.draw(row)
+            if token not in self.eog_ids:
+                constraint.accept(token)
+        except Exception as error:
+            log.exception("a constraint failed")
+            self._finish(sequence, "error", f"the answer's format: {error}")
+            return None
+        return token
+
     def _end(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Why the answer ends with this token, if it does."""
         request = sequence.request
         if token in request.stop_ids:
+            return "stop"
+        constraint = request.constraint
+        if constraint is not None and (constraint.is_finished or token in self.eog_ids):
             return "stop"
         if token in self.eog_ids and not request.params.ignore_eog:
             return "stop"

@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,22 @@ from localllm.sampling import Sampler, SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 LogitsObserver = Callable[[int, NDArray[np.float32]], None]
+
+
+class Constraint(Protocol):
+    """What the next token of one sequence may be; asked on the engine thread, once per token.
+
+    is_finished  nothing can follow: the answer ends
+    """
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def allowed(self) -> NDArray[np.uint32] | None:
+        """A bit for each token of the vocabulary, as `masks.masked` reads them; None: all."""
+
+    def accept(self, token: int) -> None:
+        """Take the token that was drawn, unless it ends the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,7 @@ class Request:
     shift         on a full context drop the older half and go on, instead of ending with "length"
     num_keep      tokens from the start that a shift keeps
     num_prompt    how many of `tokens` are prompt, the others are taken as generated; None: all
+    constraint    of the new tokens, of this request alone
     observer      is called on the engine thread with (position, float32 logits [n, vocab]) for
                   every token in order; the array is valid during the call only
     """
@@ -52,6 +69,7 @@ class Request:
     shift: bool = False
     num_keep: int = 0
     num_prompt: int | None = None
+    constraint: Constraint | None = None
     observer: LogitsObserver | None = None
 
 

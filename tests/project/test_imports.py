@@ -19,7 +19,8 @@ ALLOWED = {
     "models": {"gguf", "metadata", "quants"},
     "backends": {"models", "gguf", "metadata", "quants"},
     "sampling": {"backends"},
-    "engine": {"backends", "models", "sampling"},
+    "masks": {"backends", "sampling"},
+    "engine": {"backends", "models", "sampling", "masks"},
     "text": {"gguf", "metadata"},
     "names": set(),
     "store": {"names", "user_files"},
@@ -28,7 +29,7 @@ ALLOWED = {
 }
 HEAVY = (
     *("numba", "mlx", "starlette", "llvmlite", "jinja2", "tokenizers"),
-    *("huggingface_hub", "httpx2"),
+    *("huggingface_hub", "httpx2", "llguidance"),
 )
 
 

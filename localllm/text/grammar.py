@@ -1,0 +1,260 @@
+"""Answers in JSON: which tokens may come next, from a JSON schema or for any object.
+
+Promises:
+  1. an answer that comes to its own end is valid JSON, and valid against its schema;
+  2. it ends with the value, and blanks between tokens of JSON are few;
+  3. what the schema asks for and is not enforced is refused by name, never ignored.
+
+Not here: how a token is drawn under a mask (masks.py), which part of an answer is thinking
+(dialects.py).
+Source of the masks: llguidance, https://github.com/guidance-ai/llguidance
+"""
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import BadRequest, LocalLLMError
+from localllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = NDArray[np.uint32]
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+MAX_DEPTH = 64
+MAX_SCHEMA_LENGTH = 1 << 20
+# One space, or a line break and an indentation: models would fill an answer with blanks.
+BLANKS = r"( |\n[ \t]{0,32})"
+# What llguidance takes for a mark of its own, not for text.
+MARK = b"\xff"
+UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
+
+
+class BadSchema(BadRequest):
+    """A schema that cannot be enforced."""
+
+
+class Constraint(Protocol):
+    """What the engine asks before and after each token."""
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def allowed(self) -> Mask | None: ...
+
+    def accept(self, token: int) -> None: ...
+
+
+def format_schema(value: Any) -> Mapping[str, Any] | bool | None:
+    """The schema of a request's `format`; None: no constraint.
+
+    Raises BadRequest for what is neither "json" nor a schema.
+    """
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return ANY_OBJECT
+    if isinstance(value, Mapping):
+        return value
+    shown = json.dumps(value, ensure_ascii=False)[:200]
+    raise BadSchema(f'invalid format: {shown}; expected "json" or a valid JSON Schema object')
+
+
+class Grammars:
+    """Constraints for one model. Its table of tokens is made when it is first needed."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._table: LLTokenizer | None = None
+
+    def constraint(self, schema: Mapping[str, Any] | bool) -> "JsonConstraint":
+        """A fresh constraint. Raises BadSchema, naming what is not supported."""
+        from llguidance import LLMatcher
+
+        text = _schema_text(schema)
+        options = {"whitespace_pattern": BLANKS}
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise BadSchema(f"format: {_one_line(str(error))}") from None
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0)
+        if matcher.is_error():
+            raise BadSchema(_reason(matcher.get_error()))
+        return JsonConstraint(matcher)
+
+    def _tokens(self) -> "LLTokenizer":
+        with self._lock:
+            if self._table is None:
+                from llguidance import LLTokenizer
+
+                ends = sorted(self.tokenizer.eog_ids) or [self.tokenizer.vocab_size - 1]
+                table = TokenTable(self.tokenizer, ends[0])
+                self._table = LLTokenizer(table, eos_token=ends)  # type: ignore[arg-type]
+            return self._table
+
+
+class TokenTable:
+    """The vocabulary in the form that llguidance reads.
+
+    Asked on the engine's thread for the tokens of texts that a grammar forces, while another thread
+    may encode a prompt: the algorithms keep nothing but caches, which the interpreter's lock guards.
+    """
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+        self._encode = tokenizer.encode
+        self._byte_id = tokenizer.algorithm.byte_id
+        marks = tokenizer.special_ids | tokenizer.eog_ids
+        self.eos_token_id = eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.special_token_ids = sorted(marks)
+        self.tokens: Sequence[bytes] = [
+            MARK * (i in marks) + tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)
+        ]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens of a text that goes on in the middle of an answer: no space is put before it."""
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        ids = self._encode(data, parse_special=False)
+        if self._spelled(ids) == data:
+            return ids
+        ids = self._encode(b"\n" + data, parse_special=False)
+        for start in (1, 2):
+            if self._spelled(ids[start:]) == data:
+                return ids[start:]
+        found = (self._byte_id(byte) for byte in data)
+        return [token for token in found if token is not None]
+
+    def _spelled(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.tokens[token] for token in ids)
+
+
+class JsonConstraint:
+    """The state of one answer. Not thread-safe."""
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self._matcher = matcher
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> Mask | None:
+        """A bit for each token that may be next; the tokens that end an answer among them."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        self._check()
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that was allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = _one_line(self._matcher.get_error())
+            raise LocalLLMError(f"the schema cannot be followed further: {reason}")
+
+
+class Later:
+    """A constraint that begins when the answer has said `mark`, such as the end of its thinking.
+
+    opening  the one token that an answer may begin with instead of with the constrained text: only
+             then is the mark waited for. None: it is waited for in any case.
+    """
+
+    def __init__(
+        self, constraint: Constraint, tokenizer: Tokenizer, mark: str, opening: int | None = None
+    ) -> None:
+        self._constraint = constraint
+        self._spell = tokenizer.token_bytes
+        self._mark = mark.encode()
+        self._said = b""
+        self._opening = opening
+        self._has_begun = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self._has_begun and self._constraint.is_finished
+
+    def allowed(self) -> Mask | None:
+        if self._has_begun:
+            return self._constraint.allowed()
+        if self._opening is None:
+            return None
+        found = self._constraint.allowed()
+        if found is not None:
+            found = found.copy()
+            found[self._opening // 32] |= np.uint32(1 << (self._opening % 32))
+        return found
+
+    def accept(self, token: int) -> None:
+        if not self._has_begun and self._opening is not None:
+            self._has_begun = token != self._opening
+            self._opening = None
+            if not self._has_begun:
+                return
+        if self._has_begun:
+            self._constraint.accept(token)
+            return
+        # As much as may be the beginning of the mark, and the token after it.
+        self._said = self._said[-len(self._mark) :] + self._spell(token)
+        self._has_begun = self._mark in self._said
+
+
+def _schema_text(schema: Mapping[str, Any] | bool) -> str:
+    _check_depth(schema)
+    if isinstance(schema, Mapping):
+        # Which draft it follows is no matter: the keywords are the same.
+        schema = {key: value for key, value in schema.items() if key != "$schema"}
+    text = json.dumps(schema)
+    if len(text) > MAX_SCHEMA_LENGTH:
+        raise BadSchema(f"format: the schema has {len(text)} characters; {MAX_SCHEMA_LENGTH} go")
+    return text
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what is nested deeper than any schema has to be."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [
+            item
+            for outer in level
+            if isinstance(outer, (Mapping, list))
+            for item in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+        if not inner:
+            return
+        level = inner
+    raise BadSchema(f"format: the schema is nested deeper than {MAX_DEPTH} levels")
+
+
+def _reason(error: str) -> str:
+    """llguidance's error in our words."""
+    unknown = UNIMPLEMENTED.search(error)
+    if unknown is not None:
+        names = ", ".join(json.loads(unknown[1]))
+        return f"format: the schema keyword {names} is not supported"
+    if "oneOf" in error:
+        return (
+            "format: the schema keyword oneOf is supported only where its options exclude each "
+            "other; use anyOf"
+        )
+    if error.startswith("Unknown format"):
+        return f"format: the schema keyword format has a value that is not supported: {error[16:]}"
+    if "look-around" in error or "regex" in error:
+        return f"format: the schema keyword pattern is not supported here: {_one_line(error)}"
+    return f"format: the schema cannot be used: {_one_line(error)}"
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text.split("<state>")[0]).strip()[:300]
