@@ -209,7 +209,7 @@ class Runner:
     def _report(self, stage: str, done: int, total: int) -> None:
         """Tell how far the load is, not too often."""
         now = time.monotonic()
-        if now - self._reported_at >= REPORT_SECONDS:
+        if now - self._reported_at >= REPORT_SECONDS or done == total:
             self._reported_at = now
             self._send(Loading(stage, done, total))
 

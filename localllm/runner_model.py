@@ -60,7 +60,9 @@ class RunnerModel:
         self._model.cancel(str(request_id))
 
     def work_done(self) -> int:
-        return self._model.work_done()
+        """Steps, and within a step, which may take long on a large model, the running record."""
+        runs, record = self._model.engine.backend.position
+        return (self._model.work_done() << 48) + (runs << 20) + record + 1
 
     def close(self) -> None:
         self._model.close()
