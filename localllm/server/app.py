@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from localllm.address import Address
 from localllm.catalog import Catalog
+from localllm.compiling import Compiler
 from localllm.config import Settings
 from localllm.daemon import Daemon, StartRunner, runner_starter
 from localllm.errors import DaemonUnavailable, LocalLLMError
@@ -190,6 +191,7 @@ async def _serve(
         daemon,
         Catalog(store),
         Pulls(store, settings),
+        Compiler(settings),
         read_secret(settings.data_dir),
         stop=lambda: servers[0].stop(),
         is_background=is_background,

@@ -8,12 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import BadRequest
-from localllm.pull.background import Pulls
-from localllm.pull.events import Event, Status, Transfer
+from localllm.pull.events import Header, Status, Transfer
 from localllm.pull.reference import Reference
 from localllm.server.body import BOOL, STRING, Shape, read_body
 from localllm.server.respond import Answer, Chunk
-from localllm.server.state import state_of
+from localllm.server.state import State, state_of
 
 PULL = Shape("PullRequest", {"model": STRING, "name": STRING, "insecure": BOOL, "stream": BOOL})
 
@@ -25,24 +24,23 @@ async def pull(request: Request) -> Response:
     if not name:
         raise BadRequest("invalid model name: a name is required")
     Reference.parse(name)
-    chunks = _chunks(state_of(request).pulls, name, is_insecure=fields.get("insecure", False))
+    chunks = _chunks(state_of(request), name, is_insecure=fields.get("insecure", False))
     return Answer(chunks, merge=None if fields.get("stream", True) else _last)
 
 
-async def _chunks(pulls: Pulls, name: str, *, is_insecure: bool) -> AsyncIterator[Chunk]:
-    async with aclosing(pulls.events(name, is_insecure=is_insecure)) as events:
+async def _chunks(state: State, name: str, *, is_insecure: bool) -> AsyncIterator[Chunk]:
+    async with aclosing(state.pulls.events(name, is_insecure=is_insecure)) as events:
         async for event in events:
-            chunk = _chunk(event)
-            if chunk:
-                yield chunk
+            if isinstance(event, Header):
+                state.compiler.start(event.path)
+            else:
+                yield _chunk(event)
 
 
-def _chunk(event: Event) -> Chunk:
+def _chunk(event: Status | Transfer) -> Chunk:
     """One line; fields that are zero are left out. The rate is ours, and clients ignore it."""
     if isinstance(event, Status):
         return {"status": event.text}
-    if not isinstance(event, Transfer):
-        return {}
     amounts: dict[str, Any] = {
         "total": event.total,
         "completed": event.completed,

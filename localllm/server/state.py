@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from localllm.catalog import Catalog
+from localllm.compiling import Compiler
 from localllm.config import Settings
 from localllm.daemon import Daemon
 from localllm.pull.background import Pulls
@@ -22,6 +23,7 @@ class State:
     daemon: Daemon
     catalog: Catalog
     pulls: Pulls
+    compiler: Compiler
     secret: str
     stop: Callable[[], None]
     is_background: bool = False
