@@ -9,9 +9,9 @@ a fork the child has no threads, so its copy of the model is closed.
 
 import itertools
 import os
-import queue
+import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -41,14 +41,38 @@ class Completion:
     stats: Stats = field(default_factory=Stats)
 
     def add(self, delta: TextDelta) -> None:
-        """Take the next piece. Raises LocalLLMError if the model failed."""
-        if delta.error is not None:
-            raise LocalLLMError(delta.error)
+        """Take the next piece."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.finish_reason = delta.done_reason or self.finish_reason
         self.stats = delta.stats or self.stats
+
+
+class Collector:
+    """A sink that wakes the waiting thread once, when all answers are there or one has failed."""
+
+    def __init__(self, request_ids: Iterable[str]) -> None:
+        self.completions = {request_id: Completion() for request_id in request_ids}
+        self._running = set(self.completions)
+        self._error: str | None = None
+        self._is_over = threading.Event()
+
+    def __call__(self, deltas: list[TextDelta]) -> None:
+        for delta in deltas:
+            self.completions[delta.request_id].add(delta)
+            self._error = self._error or delta.error
+            if delta.is_last:
+                self._running.discard(delta.request_id)
+        if self._error is not None or not self._running:
+            self._is_over.set()
+
+    def wait(self) -> None:
+        """Raises LocalLLMError if the model failed."""
+        if self.completions:
+            self._is_over.wait()
+        if self._error is not None:
+            raise LocalLLMError(self._error)
 
 
 class LLM:
@@ -191,23 +215,15 @@ class LLM:
     def _complete(self, requests: list[TextRequest]) -> list[Completion]:
         """All answers, in order. Whatever interrupts the wait ends the requests."""
         model = self._open()
-        deltas: queue.SimpleQueue[list[TextDelta]] = queue.SimpleQueue()
-        sink = deltas.put
-        completions = {request.request_id: Completion() for request in requests}
-        running: set[str] = set()
+        collected = Collector(request.request_id for request in requests)
         try:
             for request in requests:
-                model.start(request, sink)
-                running.add(request.request_id)
-            while running:
-                for delta in deltas.get():
-                    if delta.is_last:
-                        running.discard(delta.request_id)
-                    completions[delta.request_id].add(delta)
+                model.start(request, collected)
+            collected.wait()
         finally:
-            for request_id in running:
-                model.cancel(request_id)
-        return list(completions.values())
+            for request in requests:
+                model.cancel(request.request_id)
+        return list(collected.completions.values())
 
 
 def as_messages(messages: str | Sequence[Message]) -> Sequence[Message]:
