@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Output, Request, Stats
 from localllm.errors import BadRequest
+from localllm.text.calls import ToolCall
+from localllm.text.parsing import Parsed, Parser, PlainParser
 from localllm.text.stream import Detokenizer, StopMatcher
 from localllm.text.tokenizer import Tokenizer
 
@@ -38,7 +40,8 @@ class TokenLogprob:
 class TextDelta:
     """What became known about one request; the last one has a `done_reason` or an `error`.
 
-    text           to be appended; may be empty
+    text           to be appended; may be empty; thinking likewise
+    tool_calls     each comes once, whole
     tokens         new ids, the end token included
     prompt_done    prompt tokens computed so far, while that goes on; of prompt_total
     done_reason    "stop", "length" or "cancelled"
@@ -46,6 +49,8 @@ class TextDelta:
 
     request_id: str
     text: str = ""
+    thinking: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_done: int | None = None
@@ -72,12 +77,14 @@ class Answer:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         end_ids: frozenset[int],
+        parser: Parser,
     ) -> None:
         self.request = request
         self.sink = sink
         self.tokenizer = tokenizer
-        self.detokenizer = Detokenizer(tokenizer)
+        self.detokenizer = Detokenizer(tokenizer, shown=marks_of(tokenizer, parser))
         self.matcher = StopMatcher(stops)
+        self.parser = parser
         self.end_ids = end_ids
         self.num_tokens = 0
 
@@ -103,12 +110,15 @@ class Answer:
         if output.logprob is not None:
             delta.logprobs.append(self._logprob(output, token, output.logprob))
         if token not in self.end_ids:
-            delta.text = self.matcher.push(self.detokenizer.push(token))
+            text = self.matcher.push(self.detokenizer.push(token))
+            add(delta, self.parser.push(text))
 
     def _finish(self, delta: TextDelta, output: Output) -> None:
-        delta.text += self.matcher.push(self.detokenizer.finish())
+        text = self.matcher.push(self.detokenizer.finish())
         if not self.is_stopped:
-            delta.text += self.matcher.finish()
+            text += self.matcher.finish()
+        add(delta, self.parser.push(text))
+        add(delta, self.parser.finish())
         delta.stats = output.stats
         if delta.stats is not None:
             delta.stats.generated_tokens = self.num_tokens
@@ -123,6 +133,22 @@ class Answer:
         return TokenLogprob(token, spell(token), logprob, alternatives)
 
 
+def add(delta: TextDelta, parsed: Parsed) -> None:
+    """Append what the parser found."""
+    delta.text += parsed.content
+    delta.thinking += parsed.thinking
+    delta.tool_calls += parsed.tool_calls
+
+
+def marks_of(tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
+    """The control tokens whose text the parser must see."""
+    if not parser.marks:
+        return frozenset()
+    texts = tokenizer.vocabulary.texts
+    marks = "\0".join(parser.marks)
+    return frozenset(i for i in tokenizer.special_ids if texts[i] and texts[i] in marks)
+
+
 class Answers:
     """All running answers of one engine."""
 
@@ -133,9 +159,16 @@ class Answers:
         # One object, so that the engine sees one sink.
         self._sink = self._take
 
-    def submit(self, request: Request, stops: Sequence[str], sink: TextSink) -> None:
+    def submit(
+        self,
+        request: Request,
+        stops: Sequence[str],
+        sink: TextSink,
+        parser: Parser | None = None,
+    ) -> None:
         """Start a request; `sink` is called on the engine thread, once per step for all its own.
 
+        parser  takes the answer apart; None: all of it is content
         Raises what `Engine.submit` raises.
         """
         if request.request_id in self._answers:
@@ -143,7 +176,7 @@ class Answers:
         end_ids = request.stop_ids
         if not request.params.ignore_eog:
             end_ids = end_ids | self.engine.eog_ids
-        answer = Answer(request, sink, self.tokenizer, stops, end_ids)
+        answer = Answer(request, sink, self.tokenizer, stops, end_ids, parser or PlainParser())
         self._answers[request.request_id] = answer
         try:
             self.engine.submit(request, self._sink)

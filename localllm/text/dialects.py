@@ -163,6 +163,10 @@ CALLS = (
     ),
 )
 
+# For templates that show tools in a way not known here: a call that is the whole answer.
+GENERIC = Calls("generic", (), (), read_known_json, head=BLANKS, is_bare=True)
+TOOLS_IN_JINJA = re.compile(r"\btools\b")
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -232,4 +236,30 @@ def dialect_of(template: str) -> Dialect:
         return Dialect(is_harmony=True)
     tags = next((t for t in THINKING if any(sign in template for sign in t.signs)), None)
     calls = next((c for c in CALLS if all(sign in template for sign in c.signs)), None)
+    if calls is None and has_tools(template):
+        calls = GENERIC
     return Dialect(tags, calls)
+
+
+def is_go(template: str) -> bool:
+    """Whether a template is in Go's syntax: only Jinja's has statements in `{% %}`."""
+    return "{%" not in template
+
+
+def has_tools(template: str) -> bool:
+    """Whether a template has a place for tools."""
+    if is_go(template):
+        return ".Tools" in template
+    return TOOLS_IN_JINJA.search(template) is not None
+
+
+def capabilities(template: str) -> frozenset[str]:
+    """What a model with this template can do beside going on with a text, in Ollama's words."""
+    found = set()
+    if has_tools(template):
+        found.add("tools")
+    if dialect_of(template).has_thinking:
+        found.add("thinking")
+    if is_go(template) and ".Suffix" in template:
+        found.add("insert")
+    return frozenset(found)

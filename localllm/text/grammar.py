@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.errors import BadRequest, LocalLLMError
+from localllm.text.dialects import Dialect
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ MAX_SCHEMA_LENGTH = 1 << 20
 BLANKS = r"( |\n[ \t]{0,32})"
 # What llguidance takes for a mark of its own, not for text.
 MARK = b"\xff"
+MAX_MARK_LENGTH = 256
+HARMONY_ANSWER = re.compile(
+    rb"<\|channel\|>\s*final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>", re.DOTALL
+)
 UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
 
 
@@ -89,6 +94,24 @@ class Grammars:
         if matcher.is_error():
             raise BadSchema(_reason(matcher.get_error()))
         return JsonConstraint(matcher)
+
+    def answer(
+        self, schema: Mapping[str, Any] | bool, dialect: Dialect, prompt_end: str, *, think: bool
+    ) -> Constraint:
+        """A constraint of what an answer says, not of what it thinks before."""
+        constraint = self.constraint(schema)
+        tags = dialect.tags
+        if dialect.is_harmony:
+            return Later(constraint, self.tokenizer, HARMONY_ANSWER)
+        if tags is None:
+            return constraint
+        close = re.compile(re.escape(tags.close.encode()))
+        if dialect.is_thinking_open(prompt_end):
+            return Later(constraint, self.tokenizer, close)
+        opening = self.tokenizer.id_of(tags.open.strip())
+        if opening is None or not think or prompt_end.rstrip().endswith(tags.close):
+            return constraint
+        return Later(constraint, self.tokenizer, close, opening)
 
     def _tokens(self) -> "LLTokenizer":
         with self._lock:
@@ -173,11 +196,15 @@ class Later:
     """
 
     def __init__(
-        self, constraint: Constraint, tokenizer: Tokenizer, mark: str, opening: int | None = None
+        self,
+        constraint: Constraint,
+        tokenizer: Tokenizer,
+        mark: re.Pattern[bytes],
+        opening: int | None = None,
     ) -> None:
         self._constraint = constraint
         self._spell = tokenizer.token_bytes
-        self._mark = mark.encode()
+        self._mark = mark
         self._said = b""
         self._opening = opening
         self._has_begun = False
@@ -206,9 +233,8 @@ class Later:
         if self._has_begun:
             self._constraint.accept(token)
             return
-        # As much as may be the beginning of the mark, and the token after it.
-        self._said = self._said[-len(self._mark) :] + self._spell(token)
-        self._has_begun = self._mark in self._said
+        self._said = self._said[-MAX_MARK_LENGTH:] + self._spell(token)
+        self._has_begun = self._mark.search(self._said) is not None
 
 
 def _schema_text(schema: Mapping[str, Any] | bool) -> str:

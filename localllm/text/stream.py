@@ -16,17 +16,23 @@ from localllm.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Tokens of one answer to text. Control tokens give no text unless `special`."""
+    """Tokens of one answer to text. Control tokens give no text unless `special`, or if `shown`."""
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        special: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._special = special
+        self._hidden = frozenset() if special else tokenizer.special_ids - shown
         # Bytes that can be no character at all become U+FFFD as soon as that is certain.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """The characters that `token` completes."""
-        if not self._special and self._tokenizer.is_special(token):
+        if token in self._hidden:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from localllm.text.calls import ToolCall
-from localllm.text.dialects import CALLS, Dialect, dialect_of
+from localllm.text.dialects import CALLS, Dialect, capabilities, dialect_of
 from localllm.text.parsing import Parsed
 
 TOOLS = [
@@ -423,3 +423,28 @@ def test_a_long_call_that_comes_in_pieces_is_read_once() -> None:
     answer = f'<tool_call>{{"name": "other", "arguments": {{"a": "{text}"}}}}</tool_call>'
     pieces = [answer[i : i + 100] for i in range(0, len(answer), 100)]
     assert parse(dialect_of("<tool_call>"), pieces).tool_calls == [ToolCall("other", {"a": text})]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("", set()),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", set()),
+        ("{% if tools %}<tool_call>{% endif %}{% set enable_thinking = 1 %}<think>", {"tools", "thinking"}),
+        ("{% if tools %}{{ tools }}{% endif %}", {"tools"}),
+        ("{{ if .Tools }}x{{ end }}{{ range .Messages }}{{ .Content }}{{ end }}", {"tools"}),
+        ("{{ .Prompt }} tools", set()),
+        ("{{ if .Suffix }}{{ .Suffix }}{{ end }}{{ .Prompt }}", {"insert"}),
+        ("{% if tools %}{% endif %}<|start|><|channel|><|message|>", {"tools", "thinking"}),
+    ],
+)  # fmt: skip
+def test_a_template_tells_what_its_model_can_do(template, expected) -> None:
+    assert capabilities(template) == expected
+
+
+def test_calls_of_an_unknown_dialect_are_recognised_as_a_whole_answer_only() -> None:
+    dialect = dialect_of("{% if tools %}{{ tools }}{% endif %}")
+    call = f'{{"name": "get_weather", "arguments": {ARGS}}}'
+    assert parse(dialect, [call]).tool_calls == [WEATHER]
+    assert parse(dialect, ["Well: " + call]) == Parsed("Well: " + call)
+    assert parse(dialect, [call.replace("get_", "set_")]).tool_calls == []

@@ -5,6 +5,7 @@ The judge is the jsonschema package.
 
 import json
 import random
+import re
 
 import jsonschema
 import numpy as np
@@ -16,6 +17,7 @@ from localllm.text.grammar import ANY_OBJECT, Grammars, Later, format_schema
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
 
 CONTROL = 3
+CLOSE = re.compile(b"</think>")
 TOKENS = [("<s>", CONTROL), ("<|im_end|>", CONTROL), ("<think>", CONTROL), ("</think>", CONTROL)]
 PERSON = {
     "type": "object",
@@ -218,7 +220,7 @@ def test_a_format_of_another_kind_is_refused(value) -> None:
 
 def test_a_constraint_waits_for_the_end_of_thinking(grammars) -> None:
     tokenizer = grammars.tokenizer
-    later = Later(grammars.constraint(ANY_OBJECT), tokenizer, "</think>")
+    later = Later(grammars.constraint(ANY_OBJECT), tokenizer, CLOSE)
     for token in tokenizer.encode("so {x} </thin", parse_special=False):
         assert later.allowed() is None
         later.accept(token)
@@ -229,11 +231,11 @@ def test_a_constraint_waits_for_the_end_of_thinking(grammars) -> None:
 def test_an_answer_may_begin_to_think_or_to_answer(grammars) -> None:
     tokenizer = grammars.tokenizer
     opening, brace = tokenizer.id_of("<think>"), tokenizer.id_of("{")
-    thinking = Later(grammars.constraint(ANY_OBJECT), tokenizer, "</think>", opening)
+    thinking = Later(grammars.constraint(ANY_OBJECT), tokenizer, CLOSE, opening)
     assert {opening, brace} <= set(ids_of(thinking.allowed(), tokenizer.vocab_size))
     thinking.accept(opening)
     assert thinking.allowed() is None
-    answering = Later(grammars.constraint(ANY_OBJECT), tokenizer, "</think>", opening)
+    answering = Later(grammars.constraint(ANY_OBJECT), tokenizer, CLOSE, opening)
     answering.accept(brace)
     assert opening not in ids_of(answering.allowed(), tokenizer.vocab_size)
     assert not answering.is_finished
