@@ -333,6 +333,34 @@ def test_a_tiny_vocabulary_is_padded_and_still_drawn_from() -> None:
     assert set(client.tokens("r")) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("windows", [(None,), (48, None)], ids=["full", "window"])
+def test_texts_survive_random_cancellations_and_preemptions(windows) -> None:
+    """Defends sameness and the pool's invariants: 60 requests, a third of them cancelled."""
+    requests = many(60)
+    rng = random.Random(9)
+    doomed = {r.request_id: rng.randint(0, 12) for r in requests if rng.random() < 0.33}
+    client = Client()
+    with running(FakeBackend(windows, blocks=16), max_running=8) as engine:
+        for r in requests:
+            engine.submit(r, client)
+        for name, count in doomed.items():
+            client.wait(lambda c, n=name, k=count: len(c.tokens(n)) >= k or c.reason(n))
+            engine.cancel(name)
+        client.wait_end(*(r.request_id for r in requests))
+        assert engine.load().num_preemptions > 0
+        assert engine.load().kv_usage == 0
+    for r in requests:
+        name = r.request_id
+        alone = generate(FakeBackend(windows), r)
+        tokens = client.tokens(name)
+        if client.reason(name) == "cancelled":
+            assert name in doomed
+            assert tokens == alone.tokens(name)[: len(tokens)]
+        else:
+            assert tokens == alone.tokens(name)
+            assert client.logprobs(name) == alone.logprobs(name)
+
+
 def test_requests_from_many_threads_get_their_own_texts() -> None:
     requests = many(12)
     alone = {r.request_id: generate(FakeBackend(), r).tokens(r.request_id) for r in requests}
