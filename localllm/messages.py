@@ -42,13 +42,14 @@ class Generate:
 
     Either `messages` (rendered with the model's chat template) or `prompt` as it is, after the
     tokens of `context`. `options` has Ollama's names and checked types. `logprobs` counts
-    alternatives; 0 means the chosen token only, None means off.
+    alternatives; 0 means the chosen token only, None means off. `template` replaces the model's.
     """
 
     request_id: int
     prompt: str = ""
     messages: list[dict[str, Any]] | None = None
     context: list[int] = field(default_factory=list)
+    template: str = ""
     tools: list[Any] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)

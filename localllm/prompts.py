@@ -13,11 +13,13 @@ from typing import Any
 
 from localllm.errors import BadRequest
 from localllm.sampling import SamplingParams
+from localllm.text.go_prompt import GoChatTemplate
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 KEPT_ROLES = ("system", "developer")
+MAX_TEMPLATES = 8  # that are kept compiled
 MAX_CONTEXTS = 10  # times the context, after which an endless answer ends
 
 
@@ -26,6 +28,7 @@ class TextRequest:
     """A request for text: `messages` for the chat template, or `prompt` as it is.
 
     tokens        ids that stand before the prompt or messages (an earlier exchange), or are all
+    template      source of one in place of the model's own, in Go's syntax or Jinja's
     tools, variables   for the template
     stop          texts that end the answer and are not part of it
     num_ctx       most positions; None: the model's limit
@@ -37,6 +40,7 @@ class TextRequest:
     prompt: str = ""
     messages: Sequence[Message] | None = None
     tokens: Sequence[int] = ()
+    template: str = ""
     tools: Sequence[Any] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -64,6 +68,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self._others: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
 
     def build(self, request: TextRequest, limit: int) -> Prompt:
@@ -89,12 +94,23 @@ class PromptBuilder:
             return request.prompt
         with self._lock:
             head, start = split_start(request.messages)
-            text = self.template.render(head, tools=request.tools, **request.variables)
-            return text + start
+            template = self._template(request)
+            return template.render(head, tools=request.tools, **request.variables) + start
 
     def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
         with self._lock:
             return self.tokenizer.encode(text, parse_special=parse_special)
+
+    def _template(self, request: TextRequest) -> ChatTemplate:
+        """The request's template; those of the latest requests are kept compiled."""
+        source = request.template
+        if not source:
+            return self.template
+        found = self._others.pop(source, None) or compile_template(source, self.tokenizer)
+        self._others[source] = found
+        if len(self._others) > MAX_TEMPLATES:
+            del self._others[next(iter(self._others))]
+        return found
 
     def _raw(self, request: TextRequest) -> list[int]:
         """Exactly one BOS where the model wants one, then `tokens`, then the prompt's ids."""
@@ -127,7 +143,8 @@ class PromptBuilder:
 
     def _encode(self, request: TextRequest, messages: list[Message]) -> list[int]:
         head, start = split_start(messages)
-        ids = self.template.encode(head, tools=request.tools, **request.variables)
+        template = self._template(request)
+        ids = template.encode(head, tools=request.tools, **request.variables)
         if start:
             ids += self.tokenizer.encode(start, parse_special=False)
         return self._after(list(request.tokens), ids) if request.tokens else ids
@@ -138,6 +155,13 @@ class PromptBuilder:
             return earlier + ids
         start = 1 if earlier[0] == ids[0] else 0
         return ids[:1] + earlier[start:] + ids[1:]
+
+
+def compile_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """A template of either language; only Jinja's has statements in `{% %}`."""
+    if "{%" in source:
+        return ChatTemplate(source, tokenizer)
+    return GoChatTemplate(source, tokenizer)
 
 
 def split_start(messages: Sequence[Message]) -> tuple[list[Message], str]:

@@ -117,6 +117,7 @@ def _text_request(request: Generate) -> TextRequest:
         request.prompt,
         request.messages,
         tokens=request.context,
+        template=request.template,
         tools=request.tools,
         variables=request.variables,
         params=SamplingParams.from_options(options),

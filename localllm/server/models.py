@@ -37,7 +37,7 @@ CREATE = Shape(
 )
 NOT_SUPPORTED = (
     *("adapters", "quantize", "quantization", "renderer", "parser", "remote_host"),
-    *("draft_files", "template"),
+    "draft_files",
 )
 
 log = logging.getLogger("localllm.server")
@@ -205,6 +205,7 @@ def _recipe(fields: dict[str, Any]) -> Recipe:
         raise BadRequest("messages must have a role and a content")
     return Recipe(
         system=fields.get("system"),
+        template=fields.get("template"),
         parameters=check_options(fields.get("parameters", {})),
         messages=messages,
         licenses=[licenses] if isinstance(licenses, str) else [str(text) for text in licenses],

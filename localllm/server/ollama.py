@@ -159,8 +159,6 @@ def _check_generate(fields: Fields, resolved: Resolved, model: str) -> None:
     _check_shared(fields, resolved, model, "generate")
     if fields.get("suffix"):
         raise BadRequest(f"{_full_name(resolved)} does not support insert")
-    if fields.get("template"):
-        raise BadRequest("template: Go templates are not supported; use raw to pass a whole prompt")
     if fields.get("images"):
         raise BadRequest(f'"{model}" does not support images')
 
@@ -211,6 +209,7 @@ def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
     wants_logprobs = fields.get("logprobs", False)
     return Generate(
         request_id=0,
+        template=fields.get("template") or resolved.recipe.template or "",
         variables={"enable_thinking": False} if fields.get("think") is False else {},
         options=options,
         stop=stop,

@@ -111,6 +111,22 @@ def test_old_messages_make_room_and_the_answer_says_so(daemon: Daemon) -> None:
     assert answer["prompt_eval_count"] < 256
 
 
+def test_template_of_a_modelfile_replaces_the_files_own(daemon: Daemon, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(
+        f'FROM {MODEL}\nTEMPLATE """{{{{ .System }}}}|{{{{ .Prompt }}}}|"""\nSYSTEM Brief.\n'
+    )
+    daemon.run("create", "templated", "-f", str(modelfile))
+    body = {"model": "templated", "prompt": "hi", "stream": False, "_debug_render_only": True}
+    rendered = daemon.post("/api/generate", body)["_debug_info"]["rendered_template"]
+    assert rendered == "Brief.|hi|"
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    rendered = daemon.post("/api/generate", {**body, "template": template})
+    assert rendered["_debug_info"]["rendered_template"] == "<Brief.><hi>"
+    with pytest.raises(LocalLLMError, match="template error: line 1"):
+        daemon.post("/api/generate", {**body, "template": "{{ nonsense }}"})
+
+
 def test_killed_runner_costs_its_request_alone(daemon: Daemon) -> None:
     body = {
         "model": MODEL,
