@@ -42,7 +42,7 @@ class ByteStep:
 
     order    group `order[p][i]` has lane 4 * i + p of all vectors
     offset   the integer sums start at -offset * sum(x); None: the type has a bias
-    wide     whether codes exceed 127
+    largest  bounds the codes
     weights  what `unpack` does
     """
 
@@ -50,7 +50,7 @@ class ByteStep:
     bytes: int
     order: Order | None
     offset: int | None
-    wide: bool
+    largest: int
     weights: Callable[[Ir, Value, Value], Unit]
 
     @property
@@ -74,18 +74,17 @@ class ByteStep:
             scale = e.shuffle(compact, lanes)
             sums = e.shuffle(e.load(x.sum, floats), lanes)
         if self.offset is not None:
-            sums = e.const(0, ints)
-            for vector in vectors:
-                sums = e.dot4(sums, e.const(1, codes), vector, wide=False)
+            ones = [e.const(1, codes)] * len(vectors)
+            sums = e.dot4s(e.const(0, ints), ones, vectors, largest=1)
             sums = e.b.mul(sums, e.const(-self.offset, ints))
         for k, vector in enumerate((*vectors, scale, sums)):
             e.store(vector, e.at(record, 64 * k), 64)
 
     def multiply(self, e: Ir, weights: Unit, record: Value, total: Value) -> Value:
         scale, sums = e.at(record, self.values), e.at(record, self.values + 64)
-        dots = e.const(0, ints) if self.offset is None else e.load(sums, ints, 64)
-        for j, vector in enumerate(weights.codes):
-            dots = e.dot4(dots, vector, e.load(e.at(record, 64 * j), codes, 64), wide=self.wide)
+        start = e.const(0, ints) if self.offset is None else e.load(sums, ints, 64)
+        x = [e.load(e.at(record, k), codes, 64) for k in range(0, self.values, 64)]
+        dots = e.dot4s(start, weights.codes, x, largest=self.largest)
         product = e.b.fmul(e.b.sitofp(dots, floats), e.load(scale, floats, 64))
         total = e.fma(product, weights.scale, total)
         if weights.bias is not None:
@@ -96,13 +95,13 @@ class ByteStep:
 def byte_layout(
     block: tuple[int, int],
     order: Order,
+    largest: int,
     whole: Callable[[Ir, Value], Unit],
     rest: Callable[[Ir, Value, Value], Unit] | None = None,
     *,
     offset: int | None = None,
-    wide: bool = False,
 ) -> Layout:
-    """A type with blocks of (values, bytes).
+    """A type with blocks of (values, bytes) and codes up to `largest`.
 
     whole   unpacks the 256 values at an address
     rest    unpacks two blocks at two addresses, for blocks of 32 values
@@ -112,7 +111,7 @@ def byte_layout(
     def unpack_whole(e: Ir, unit: Value, last_block: Value) -> Unit:
         return whole(e, unit)
 
-    step = ByteStep(256, 256 // length * size, order, offset, wide, unpack_whole)
+    step = ByteStep(256, 256 // length * size, order, offset, largest, unpack_whole)
     if rest is None:
         return Layout(step, None, block, 1)
 
@@ -120,7 +119,7 @@ def byte_layout(
         # Of an odd number of blocks the last one comes twice, the second time for zeros in x.
         return rest(e, unit, smaller(e, e.at(unit, size), last_block))
 
-    return Layout(step, ByteStep(64, 2 * size, None, offset, wide, unpack_rest), block, 1)
+    return Layout(step, ByteStep(64, 2 * size, None, offset, largest, unpack_rest), block, 1)
 
 
 def in_lane_order(e: Ir, x: Value, order: Order) -> list[Value]:

@@ -86,9 +86,9 @@ def rest_mxfp4(e: Ir, first: Value, second: Value) -> Unit:
     return Unit(looked_up(e, nibbles, FP4_VALUES), e.shuffle(scales, [0] * 8 + [1] * 8))
 
 
-IQ4_NL = byte_layout((32, 18), NIBBLE_ORDER, unpack_iq4_nl, rest_iq4_nl, offset=127, wide=True)
-IQ4_XS = byte_layout((256, 136), NIBBLE_ORDER, unpack_iq4_xs, offset=127, wide=True)
-MXFP4 = byte_layout((32, 17), NIBBLE_ORDER, unpack_mxfp4, rest_mxfp4, offset=12)
+IQ4_NL = byte_layout((32, 18), NIBBLE_ORDER, 240, unpack_iq4_nl, rest_iq4_nl, offset=127)
+IQ4_XS = byte_layout((256, 136), NIBBLE_ORDER, 240, unpack_iq4_xs, offset=127)
+MXFP4 = byte_layout((32, 17), NIBBLE_ORDER, 24, unpack_mxfp4, rest_mxfp4, offset=12)
 
 
 @emits(4)

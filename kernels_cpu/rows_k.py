@@ -150,11 +150,11 @@ def unpack_q3_k(e: Ir, unit: Value) -> Unit:
     return Unit(vectors, e.b.fmul(scale, half_at(e, e.at(unit, 108))))
 
 
-Q2_K = byte_layout((256, 84), TWO_ORDER, unpack_q2_k)
-Q3_K = byte_layout((256, 110), TWO_ORDER, unpack_q3_k, offset=4)
-Q5_K = byte_layout((256, 176), PAIR_ORDER, unpack_q5_k)
-Q4_K = byte_layout((256, 144), PAIR_ORDER, unpack_q4_k)
-Q6_K = byte_layout((256, 210), SIX_ORDER, unpack_q6_k, offset=32)
+Q2_K = byte_layout((256, 84), TWO_ORDER, 3, unpack_q2_k)
+Q3_K = byte_layout((256, 110), TWO_ORDER, 7, unpack_q3_k, offset=4)
+Q5_K = byte_layout((256, 176), PAIR_ORDER, 31, unpack_q5_k)
+Q4_K = byte_layout((256, 144), PAIR_ORDER, 15, unpack_q4_k)
+Q6_K = byte_layout((256, 210), SIX_ORDER, 63, unpack_q6_k, offset=32)
 
 
 @emits(4)

@@ -142,11 +142,11 @@ def rest_q8_0(e: Ir, first: Value, second: Value) -> Unit:
     return Unit([unsigned], rest_pick(e, rest_heads(e, first, second), 0))
 
 
-Q4_0 = byte_layout((32, 18), NIBBLE_ORDER, unpack_q4_0, rest_q4_0, offset=8)
-Q4_1 = byte_layout((32, 20), NIBBLE_ORDER, unpack_q4_1, rest_q4_1)
-Q5_0 = byte_layout((32, 22), BYTE_ORDER, unpack_q5_0, rest_q5_0, offset=16)
-Q5_1 = byte_layout((32, 24), BYTE_ORDER, unpack_q5_1, rest_q5_1)
-Q8_0 = byte_layout((32, 34), BYTE_ORDER, unpack_q8_0, rest_q8_0, offset=128, wide=True)
+Q4_0 = byte_layout((32, 18), NIBBLE_ORDER, 15, unpack_q4_0, rest_q4_0, offset=8)
+Q4_1 = byte_layout((32, 20), NIBBLE_ORDER, 15, unpack_q4_1, rest_q4_1)
+Q5_0 = byte_layout((32, 22), BYTE_ORDER, 31, unpack_q5_0, rest_q5_0, offset=16)
+Q5_1 = byte_layout((32, 24), BYTE_ORDER, 31, unpack_q5_1, rest_q5_1)
+Q8_0 = byte_layout((32, 34), BYTE_ORDER, 255, unpack_q8_0, rest_q8_0, offset=128)
 
 
 @emits(4)

@@ -164,6 +164,42 @@ class Ir:
             return self._by_width(pairs, acc, u, s, 8)
         return self._dot4_portable(acc, u, s)
 
+    def dot4s(
+        self, acc: Value, us: Sequence[Value], ss: Sequence[Value], *, largest: int
+    ) -> Value:
+        """acc plus `dot4` of each u and s; `largest` bounds the values of all u."""
+        if isa() != "avx2":
+            for u, s in zip(us, ss, strict=True):
+                acc = self.dot4(acc, u, s, wide=largest > 127)
+            return acc
+        if largest > 127:
+            low = [self.b.and_(u, self.const(15, u.type)) for u in us]
+            high = [self.b.lshr(u, self.const(4, u.type)) for u in us]
+            acc = self._chain_pairs(acc, low, ss, 15, 1)
+            return self._chain_pairs(acc, high, ss, largest >> 4, 16)
+        return self._chain_pairs(acc, us, ss, largest, 1)
+
+    def _chain_pairs(
+        self, acc: Value, us: Sequence[Value], ss: Sequence[Value], largest: int, factor: int
+    ) -> Value:
+        """acc + factor * the products, adding as many pairs of products as 16 bits hold."""
+        parts, length = [], 32767 // (2 * 127 * largest)
+        for k in range(0, acc.type.count, 8):
+            part = self.slice(acc, k, 8)
+            pairs = [
+                self.dot2(self.slice(u, 4 * k, 32), self.slice(s, 4 * k, 32))
+                for u, s in zip(us, ss, strict=True)
+            ]
+            for start in range(0, len(pairs), length):
+                total = pairs[start]
+                for more in pairs[start + 1 : start + length]:
+                    total = self.b.add(total, more)
+                factors = self.const(factor, vec(i16, 16))
+                product = self.call("llvm.x86.avx2.pmadd.wd", part.type, total, factors)
+                part = self.b.add(part, product)
+            parts.append(part)
+        return self.concat(*parts)
+
     def _by_width(self, f: Callable[..., Value], acc: Value, u: Value, s: Value, n: int) -> Value:
         total = acc.type.count
         if total == n:
