@@ -4,7 +4,8 @@ Three records make the attention of a layer; all take the same argument block:
 
     attend_generated  items: generated work entries * num_kv_heads
     merge_generated   items: merge entries * num_heads; follows attend_generated
-    attend_prompt     items: prompt work entries * num_kv_heads
+    attend_prompt     items: prompt work entries * num_kv_heads; float32 products, or as
+    attend_prompt_tiles   products on bfloat16 tiles, for levels with vectors of 16 lanes
 
 K and V of a layer are float16 [num_blocks][num_kv_heads][BLOCK][head_dim]; head_dim is a multiple
 of 8. The positions of this step are written before the first of these records. No kernel reads a
@@ -33,6 +34,7 @@ Int32s = NDArray[np.int32]
 
 BLOCK = 32  # positions of a block
 SPLIT = 256  # positions of a split
+KEYS = 64  # positions of a block of keys of a prompt item
 PROMPT_ROWS = 128  # rows (tokens * query heads) of a prompt item, about
 ITEMS_PER_THREAD = 8  # with fewer, contexts are split
 

@@ -11,7 +11,7 @@ Arguments and work lists: attention.py.
 """
 
 from llvmlite import ir
-from numba import njit
+from numba import njit, types
 
 from kernels_cpu import attention as a
 from kernels_cpu.attention_math import (
@@ -298,25 +298,48 @@ def finish(e: Ir, state: Value, out: Value, head_dim: Value) -> None:
         e.store(e.b.fdiv(value, l), e.at(out, offset), align=4)
 
 
-@njit
-def block_offset(args: int, table: int, kv_head: int, block: int) -> int:
+@emits(4, types.int64)
+def block_offset(e: Ir, args: Value, table: Value, kv_head: Value, block: Value) -> Value:
     """Offset of one head's part of a sequence's block in K and in V."""
-    index = load_int(table + 4 * block) * slot(args, a.NUM_KV_HEADS) + kv_head
-    return index * 2 * BLOCK * slot(args, a.HEAD_DIM)
+    return offset_of(e, args, table, kv_head, block)
 
 
-@njit
-def upcoming(args: int, table: int, kv_head: int, heads: int, first: int, end: int, n: int) -> int:
+def offset_of(e: Ir, args: Value, table: Value, kv_head: Value, block: Value) -> Value:
+    index = e.b.sext(e.load(e.at(table, e.mul(block, 4)), i32, align=4), i64)
+    part = e.b.add(e.b.mul(index, argument(e, args, a.NUM_KV_HEADS)), kv_head)
+    return e.mul(e.b.mul(part, argument(e, args, a.HEAD_DIM)), 2 * BLOCK)
+
+
+@emits(7, types.int64)
+def upcoming(
+    e: Ir,
+    args: Value,
+    table: Value,
+    kv_head: Value,
+    heads: Value,
+    first: Value,
+    end: Value,
+    n: Value,
+) -> Value:
     """Address of what a split reads as the n-th part of a block.
 
     It reads the parts of `heads` KV heads of each of the blocks [first, end) of K, then of V.
     """
-    number = quotient(n, heads)
-    head = kv_head + n - number * heads
-    if number < end - first:
-        return slot(args, a.K) + block_offset(args, table, head, first + number)
-    number = min(number - (end - first), end - first - 1)
-    return slot(args, a.V) + block_offset(args, table, head, first + number)
+    count = e.b.sub(end, first)
+    number = e.b.udiv(n, heads)
+    head = e.b.add(kv_head, e.b.urem(n, heads))
+    is_key = e.b.icmp_unsigned("<", number, count)
+    # At the end of V it stays at the last block.
+    later = e.b.sub(number, count)
+    last = e.b.sub(count, e.const(1))
+    later = e.b.select(e.b.icmp_unsigned("<", later, last), later, last)
+    block = e.b.add(first, e.b.select(is_key, number, later))
+    kv = e.b.select(is_key, argument(e, args, a.K), argument(e, args, a.V))
+    return e.b.add(kv, offset_of(e, args, table, head, block))
+
+
+def argument(e: Ir, args: Value, index: int) -> Value:
+    return e.load(e.at(args, 8 * index), i64, align=8)
 
 
 # Inlined, since Numba optimises a function of its own twice: a quarter of the compile time.
@@ -374,11 +397,12 @@ def attend_split(
             weigh_values(v, w, to, last - first, head_dim, group, ahead)
 
 
-@njit
-def sink_of(args: int, head: int) -> int:
+@emits(2, types.int64)
+def sink_of(e: Ir, args: Value, head: Value) -> Value:
     """Address of a query head's sink logit, or 0."""
-    sinks = slot(args, a.SINKS)
-    return sinks + 4 * head if sinks != 0 else 0
+    sinks = argument(e, args, a.SINKS)
+    has_sinks = e.b.icmp_unsigned("!=", sinks, e.const(0))
+    return e.b.select(has_sinks, e.at(sinks, e.mul(head, 4)), e.const(0))
 
 
 @kernel

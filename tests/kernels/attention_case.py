@@ -17,7 +17,7 @@ from kernels_cpu.attention import (
     prompt_work,
 )
 from kernels_cpu.attention_generated import attend_generated, merge_generated
-from kernels_cpu.attention_prompt import attend_prompt
+from kernels_cpu.attention_prompt import attend_prompt, attend_prompt_tiles
 
 Array = NDArray[np.generic]
 Segment = tuple[int, int]  # first position, number of tokens
@@ -149,12 +149,13 @@ class Case:
         self._run(merge_generated, block, len(merges) * s.num_heads, reverse=reverse)
         return self._checked(out)
 
-    def prompt(self, *, reverse: bool = False) -> Array:
+    def prompt(self, *, reverse: bool = False, on_tiles: bool = False) -> Array:
         """The result when all tokens are prompt tokens."""
+        kernel = attend_prompt_tiles if on_tiles else attend_prompt
         work = prompt_work(self.positions, self.starts, 0, self.shape.group)
         out = self._empty()
         block = self._block(out, prompts=work)
-        self._run(attend_prompt, block, len(work) * self.shape.num_kv_heads, reverse=reverse)
+        self._run(kernel, block, len(work) * self.shape.num_kv_heads, reverse=reverse)
         return self._checked(out)
 
     def _empty(self) -> Array:
