@@ -42,7 +42,9 @@ class Generate:
 
     Either `messages` (rendered with the model's chat template) or `prompt` as it is, after the
     tokens of `context`. `options` has Ollama's names and checked types. `logprobs` counts
-    alternatives; 0 means the chosen token only, None means off. `template` replaces the model's.
+    alternatives; 0 means the chosen token only, None means off. `template` replaces the model's
+    unless that can do more, or `is_final_template`. `think`, `suffix` and `format` are those of
+    `prompts.TextRequest`.
     """
 
     request_id: int
@@ -50,6 +52,10 @@ class Generate:
     messages: list[dict[str, Any]] | None = None
     context: list[int] = field(default_factory=list)
     template: str = ""
+    is_final_template: bool = False
+    suffix: str = ""
+    think: bool | str | None = None
+    format: Any = None
     tools: list[Any] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -119,13 +125,15 @@ class Statistics:
 class Delta:
     """What became known about one request; the last one has a `done_reason` or an `error`.
 
-    `logprobs` entries have Ollama's shape. `tokens` (prompt and answer) comes with the last delta
-    if it was wanted, `rendered` with the only one of `render_only`. `dropped_messages` counts the
-    old messages that did not fit into the context.
+    Entries of `logprobs` and `tool_calls` have Ollama's shape, but for a call's index. `tokens`
+    (prompt and answer) comes with the last delta if it was wanted, `rendered` with the only one of
+    `render_only`. `dropped_messages` counts the old messages that did not fit into the context.
     """
 
     request_id: int
     text: str = ""
+    thinking: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     prompt_done: int = 0
     prompt_total: int = 0

@@ -13,13 +13,11 @@ from typing import Any
 
 from localllm.errors import BadRequest
 from localllm.sampling import SamplingParams
-from localllm.text.go_prompt import GoChatTemplate
-from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
+from localllm.voice import Voice, Voices
 
 Message = Mapping[str, Any]
 KEPT_ROLES = ("system", "developer")
-MAX_TEMPLATES = 8  # that are kept compiled
 MAX_CONTEXTS = 10  # times the context, after which an endless answer ends
 
 
@@ -28,8 +26,13 @@ class TextRequest:
     """A request for text: `messages` for the chat template, or `prompt` as it is.
 
     tokens        ids that stand before the prompt or messages (an earlier exchange), or are all
-    template      source of one in place of the model's own, in Go's syntax or Jinja's
-    tools, variables   for the template
+    template      source of one in place of the model's own, in Go's syntax or Jinja's, unless the
+                  own one can do more; is_final_template: whatever that can do
+    tools, variables   for the template; tools also to recognise calls in the answer
+    suffix        text that comes after the answer, for templates that have a place for it
+    think         False: the model is asked not to, and what it thinks is left out; a level ("low",
+                  "medium", "high", "max") or True: it is; None: if it can
+    format        "json" or a JSON schema, of what is said and not of what is thought
     stop          texts that end the answer and are not part of it
     num_ctx       most positions; None: the model's limit
     truncate      drop the oldest messages when they do not fit, instead of refusing
@@ -41,8 +44,12 @@ class TextRequest:
     messages: Sequence[Message] | None = None
     tokens: Sequence[int] = ()
     template: str = ""
+    is_final_template: bool = False
     tools: Sequence[Any] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    suffix: str = ""
+    think: bool | str | None = None
+    format: Any = None
     params: SamplingParams = field(default_factory=SamplingParams)
     stop: Sequence[str] = ()
     num_ctx: int | None = None
@@ -56,19 +63,22 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and how many old messages had to go for them to fit."""
+    """Token ids, and how many old messages had to go for them to fit.
+
+    voice  how the model speaks in a chat; None for a text that is continued as it is
+    """
 
     tokens: list[int]
     dropped_messages: int = 0
+    voice: Voice | None = None
 
 
 class PromptBuilder:
     """Renders and tokenises; one at a time, from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, voices: Voices) -> None:
         self.tokenizer = tokenizer
-        self.template = template
-        self._others: dict[str, ChatTemplate] = {}
+        self.voices = voices
         self._lock = threading.Lock()
 
     def build(self, request: TextRequest, limit: int) -> Prompt:
@@ -93,24 +103,26 @@ class PromptBuilder:
         if request.messages is None:
             return request.prompt
         with self._lock:
+            voice = self._voice(request)
             head, start = split_start(request.messages)
-            template = self._template(request)
-            return template.render(head, tools=request.tools, **request.variables) + start
+            variables = self._variables(request, voice)
+            return voice.template.render(head, tools=request.tools, **variables) + start
 
     def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
         with self._lock:
             return self.tokenizer.encode(text, parse_special=parse_special)
 
-    def _template(self, request: TextRequest) -> ChatTemplate:
-        """The request's template; those of the latest requests are kept compiled."""
-        source = request.template
-        if not source:
-            return self.template
-        found = self._others.pop(source, None) or compile_template(source, self.tokenizer)
-        self._others[source] = found
-        if len(self._others) > MAX_TEMPLATES:
-            del self._others[next(iter(self._others))]
-        return found
+    def _voice(self, request: TextRequest) -> Voice:
+        return self.voices.of(request.template, is_final=request.is_final_template)
+
+    def _variables(self, request: TextRequest, voice: Voice) -> dict[str, Any]:
+        """The template's variables; those that the request names itself win."""
+        variables = voice.think_variables(request.think)
+        if request.suffix:
+            if not voice.has_suffix:
+                raise BadRequest("suffix: the template of this model has no place for one")
+            variables["suffix"] = request.suffix
+        return {**variables, **request.variables}
 
     def _raw(self, request: TextRequest) -> list[int]:
         """Exactly one BOS where the model wants one, then `tokens`, then the prompt's ids."""
@@ -126,9 +138,10 @@ class PromptBuilder:
         """All messages if they fit, else the newest that do, system messages always with them."""
         if not messages:
             raise BadRequest("messages: there is none to answer")
+        voice = self._voice(request)
         tokens = self._encode(request, list(messages))
         if len(tokens) < limit or not request.truncate:
-            return Prompt(tokens)
+            return Prompt(tokens, voice=voice)
         least, most = 1, len(messages) - 1
         best = Prompt(self._encode(request, without_oldest(messages, most)), most)
         while least < most:
@@ -139,12 +152,13 @@ class PromptBuilder:
             else:
                 least = dropped + 1
         kept = len(without_oldest(messages, best.dropped_messages))
-        return Prompt(best.tokens, len(messages) - kept)
+        return Prompt(best.tokens, len(messages) - kept, voice)
 
     def _encode(self, request: TextRequest, messages: list[Message]) -> list[int]:
+        voice = self._voice(request)
         head, start = split_start(messages)
-        template = self._template(request)
-        ids = template.encode(head, tools=request.tools, **request.variables)
+        variables = self._variables(request, voice)
+        ids = voice.template.encode(head, tools=request.tools, **variables)
         if start:
             ids += self.tokenizer.encode(start, parse_special=False)
         return self._after(list(request.tokens), ids) if request.tokens else ids
@@ -155,13 +169,6 @@ class PromptBuilder:
             return earlier + ids
         start = 1 if earlier[0] == ids[0] else 0
         return ids[:1] + earlier[start:] + ids[1:]
-
-
-def compile_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """A template of either language; only Jinja's has statements in `{% %}`."""
-    if "{%" in source:
-        return ChatTemplate(source, tokenizer)
-    return GoChatTemplate(source, tokenizer)
 
 
 def split_start(messages: Sequence[Message]) -> tuple[list[Message], str]:

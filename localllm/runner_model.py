@@ -4,6 +4,8 @@ Not here: processes and sockets (runner.py), prompts and answers (runtime.py).
 """
 
 import gc
+import secrets
+import string
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,8 +18,10 @@ from localllm.prompts import Prompt, TextRequest
 from localllm.runner import Progress, Sink
 from localllm.runtime import LoadedModel
 from localllm.sampling import SamplingParams
+from localllm.text.calls import ToolCall
 
 DEFAULT_NUM_KEEP = 4
+ID_LETTERS, ID_LENGTH = string.ascii_lowercase + string.digits, 8
 STATISTICS = frozenset(Statistics.__dataclass_fields__)
 
 
@@ -84,6 +88,8 @@ class RunnerModel:
         converted = Delta(
             request.request_id,
             delta.text,
+            delta.thinking,
+            [_call(call) for call in delta.tool_calls],
             logprobs=[_entry(logprob, request.logprobs or 0) for logprob in delta.logprobs],
             prompt_done=delta.prompt_done or 0,
             prompt_total=delta.prompt_total if delta.prompt_done is not None else 0,
@@ -118,8 +124,12 @@ def _text_request(request: Generate) -> TextRequest:
         request.messages,
         tokens=request.context,
         template=request.template,
+        is_final_template=request.is_final_template,
         tools=request.tools,
         variables=request.variables,
+        suffix=request.suffix,
+        think=request.think,
+        format=request.format,
         params=SamplingParams.from_options(options),
         stop=request.stop,
         num_ctx=options.get("num_ctx"),
@@ -130,6 +140,12 @@ def _text_request(request: Generate) -> TextRequest:
         cache_prompt=request.cache_prompt,
         salt=request.salt.encode(),
     )
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A tool call in Ollama's shape, but for its place among the others."""
+    identity = "call_" + "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
+    return {"id": identity, "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _statistics(stats: Stats) -> Statistics:

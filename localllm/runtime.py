@@ -17,8 +17,10 @@ from localllm.errors import LocalLLMError
 from localllm.gguf import GgufFile
 from localllm.opening import SMALLEST_CONTEXT, EngineOptions, Progress, open_engine
 from localllm.prompts import Prompt, PromptBuilder, TextRequest, bounded
+from localllm.text.grammar import Constraint, Grammars, format_schema
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
+from localllm.voice import Voice, Voices
 
 
 class LoadedModel:
@@ -36,7 +38,9 @@ class LoadedModel:
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
-        self.prompts = PromptBuilder(tokenizer, template)
+        self.voices = Voices(tokenizer, template)
+        self.prompts = PromptBuilder(tokenizer, self.voices)
+        self.grammars = Grammars(tokenizer)
         self.answers = Answers(engine, tokenizer)
 
     @classmethod
@@ -88,6 +92,8 @@ class LoadedModel:
         limit = self._limit(request)
         num_predict, shift = bounded(request.params, limit, shift=request.shift)
         keep = len(prompt.tokens) if request.num_keep < 0 else request.num_keep
+        end = self.voices.end_of(prompt.tokens)
+        voice = prompt.voice
         self.answers.submit(
             Request(
                 request.request_id,
@@ -99,10 +105,24 @@ class LoadedModel:
                 num_ctx=limit,
                 shift=shift,
                 num_keep=keep,
+                constraint=self._constraint(request, voice, end),
             ),
             request.stop,
             sink,
+            None if voice is None else voice.parser(end, request.tools, request.think),
         )
+
+    def _constraint(
+        self, request: TextRequest, voice: Voice | None, prompt_end: str
+    ) -> Constraint | None:
+        """What the request's format allows. Raises BadRequest for a schema that is not supported."""
+        schema = format_schema(request.format)
+        if schema is None:
+            return None
+        if voice is None:
+            return self.grammars.constraint(schema)
+        wants_thinking = request.think is not False
+        return self.grammars.answer(schema, voice.dialect, prompt_end, think=wants_thinking)
 
     def _limit(self, request: TextRequest) -> int:
         if request.num_ctx is None:
@@ -137,6 +157,8 @@ class LoadedModel:
             if on_delta is not None:
                 on_delta(delta)
             whole.text += delta.text
+            whole.thinking += delta.thinking
+            whole.tool_calls += delta.tool_calls
             whole.tokens += delta.tokens
             whole.logprobs += delta.logprobs
             whole.prompt_total = delta.prompt_total

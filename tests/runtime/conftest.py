@@ -15,7 +15,7 @@ CONTEXT = 256
 WIDTH, HEADS, FFN, LAYERS = 32, 2, 48, 2
 
 
-def write_tiny_model(path: Path) -> None:
+def write_tiny_model(path: Path, template: str = "") -> None:
     rng = np.random.default_rng(1)
     texts = [*BYTE_TO_CHAR, *MARKS]
     kinds = [TokenType.NORMAL] * len(BYTE_TO_CHAR) + [TokenType.CONTROL] * len(MARKS)
@@ -35,6 +35,8 @@ def write_tiny_model(path: Path) -> None:
     w.add_eos_token_id(texts.index("<|im_end|>"))
     w.add_bos_token_id(texts.index("<|im_start|>"))
     w.add_add_bos_token(False)
+    if template:
+        w.add_chat_template(template)
 
     def add(name: str, *shape: int) -> None:
         scale = 1.0 if len(shape) == 1 else 1.5 / np.sqrt(shape[-1])
@@ -64,6 +66,18 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_tiny_model(path)
     return path
+
+
+@pytest.fixture
+def make_model(tmp_path: Path):
+    """Opens the tiny model with a chat template of its own."""
+
+    def make(template: str) -> LoadedModel:
+        path = tmp_path / "own.gguf"
+        write_tiny_model(path, template)
+        return LoadedModel.open(path, Settings(cache_dir=tmp_path / "cache"), backend="reference")
+
+    return make
 
 
 @pytest.fixture(scope="module")
