@@ -1,9 +1,9 @@
 """Row products: weights times the step's generated tokens, one kernel per weight type.
 
 Items are ROWS_PER_ITEM rows each, the last one maybe fewer: `num_items(rows)` whatever the number
-of tokens. A call packs the activations before it starts, and repeats its rows for every 16 tokens:
-deal out chunks of several items, about 128 KB of weights. `read_bandwidth` takes the same arguments
-and only reads the weights.
+of tokens. A call packs the activations before it starts on its rows, and goes over them again for
+every 16 tokens; so few calls with many items are best, one a thread. `read_bandwidth` takes the
+same arguments and only reads the weights.
 """
 
 import numpy as np

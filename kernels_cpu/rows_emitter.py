@@ -36,6 +36,7 @@ class Slot(IntEnum):
     """The argument block: int64 slots. Strides are in elements, K is cols padded to 64 by zeros.
 
     WEIGHTS   address of row 0; rows are ROW_BYTES apart
+    COLS      at most 57,344: the activations of 16 tokens are packed into scratch
     COUNT     address of an int64, the number of tokens
     X         int8 [tokens][K]; for float weights float32 [tokens][cols], and no X_SCALE, X_SUM
     X_SCALE   float32 [tokens][K/64][16], lane l has the scale of the 16 values from 16 * (l // 4)

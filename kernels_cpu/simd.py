@@ -164,9 +164,7 @@ class Ir:
             return self._by_width(pairs, acc, u, s, 8)
         return self._dot4_portable(acc, u, s)
 
-    def dot4s(
-        self, acc: Value, us: Sequence[Value], ss: Sequence[Value], *, largest: int
-    ) -> Value:
+    def dot4s(self, acc: Value, us: Sequence[Value], ss: Sequence[Value], *, largest: int) -> Value:
         """acc plus `dot4` of each u and s; `largest` bounds the values of all u."""
         if isa() != "avx2":
             for u, s in zip(us, ss, strict=True):

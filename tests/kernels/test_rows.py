@@ -43,9 +43,12 @@ Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 
 
+CHECKS = "check_usual_types", "check_epilogue", "check_extreme_codes", "check_reading"
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_row_products_are_right_and_the_same_in_any_company(level: str) -> None:
-    run_at(level, __file__, "check_usual_types", "check_epilogue", "check_extreme_codes")
+    run_at(level, __file__, *CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +235,26 @@ def check_epilogue() -> None:
     size = np.abs(residual[:, :ROWS]) + 2.5 * (np.abs(plain) + np.abs(bias))
     # Two roundings of float32.
     assert (np.abs(result - expected) <= 2**-23 * size).all()
+
+
+def check_reading() -> None:
+    from kernels_cpu.rows import num_items, read_bandwidth, row_arguments
+
+    raw = some_weights("Q4_1", ROWS, 576, np.random.default_rng(3))
+    block = row_arguments(
+        weights=raw.ctypes.data,
+        row_bytes=raw.shape[1],
+        rows=ROWS,
+        cols=576,
+        count=0,
+        x=(0, 0),
+        out=(0, 0),
+    )
+    scratch = np.zeros(1024, np.uint8)
+    read = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(read_bandwidth.address)
+    read(block.ctypes.data, 0, num_items(ROWS), scratch.ctypes.data + -scratch.ctypes.data % 64)
+    # What it read ends up in the sums, so the loads are not optimised away.
+    assert scratch.any()
 
 
 def check_extreme_codes() -> None:
