@@ -20,7 +20,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, or a GGUF file.")]
+
+def _models_like(incomplete: str) -> list[str]:
+    """For shell completion: models of the store and files that begin so."""
+    from localllm.config import load_settings
+    from localllm.store import Store
+
+    folder, _, start = incomplete.rpartition("/")
+    files = sorted(str(path) for path in Path(folder or ".").glob(f"{start}*.gguf"))
+    names = [str(model.name) for model in Store(load_settings().data_dir / "models").models()]
+    return [text for text in (*names, *files) if text.startswith(incomplete)]
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model's name, or a GGUF file.", autocompletion=_models_like
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all there is.")]
 Prefix = Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that begin so.")]
 

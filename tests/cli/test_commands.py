@@ -153,6 +153,18 @@ def test_tables(server: Server) -> None:
     assert run(server, "rm", "listed", "again")[1] == "deleted 'listed'\ndeleted 'again'\n"
 
 
+def test_shell_completion_knows_commands_and_models(server: Server) -> None:
+    env = environment(server.folder, LOCALLLM_HOST=server.url, _LOCALLLM_COMPLETE="complete_bash")
+
+    def complete(words: str) -> str:
+        more = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        done = subprocess.run(COMMAND, env={**env, **more}, capture_output=True, text=True)
+        return done.stdout
+
+    assert "show" in complete("localllm sho").split()
+    assert "tiny:latest" in complete("localllm run ti")
+
+
 def test_help_has_examples(server: Server) -> None:
     assert "localllm run smollm2:135m" in run(server, "run", "--help")[1]
     assert "Commands:" in run(server)[1]
