@@ -204,10 +204,10 @@ def run_shares(control: int, record: int, items: int, thread: int, number: int) 
         first = quotient(chunks * share + shares - 1, shares) * chunk
         last = quotient(chunks * (share + 1) + shares - 1, shares) * chunk
         call_kernel(code, args, first, min(last, items), scratch)
-        atomic_add(entry, 1)
-        if is_over(entry, number):
+        word = atomic_add(entry, 1) + 1
+        if word & 255 == shares:
             wake(control)
-        share = claim(entry, number, shares)
+        share = claim(entry, number, shares) if word >> 8 & 255 < shares else -1
 
 
 @njit
