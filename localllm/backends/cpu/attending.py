@@ -10,7 +10,7 @@ from kernels_cpu.attention import (
     prompt_work,
 )
 from kernels_cpu.attention_generated import attend_generated, merge_generated
-from kernels_cpu.attention_prompt import attend_prompt
+from kernels_cpu.attention_prompt import attend_prompt, attend_prompt_tiles
 from localllm.backends import Batch
 from localllm.backends.cpu.context import Context, zeros
 from localllm.backends.cpu.memory import address_of
@@ -95,7 +95,10 @@ class Attending:
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         record(attend_generated, args, count=counts, multiplier=kv_heads)
         record(merge_generated, args, count=counts + 8, multiplier=heads)
-        record(attend_prompt, args, count=counts + 16, multiplier=kv_heads, flags=CLAIM)
+        exact = self._context.is_exact(self._context.spec.layers[layer].q.weight)
+        use_tiles = self._context.has_tiles and not exact
+        kernel = attend_prompt_tiles if use_tiles else attend_prompt
+        record(kernel, args, count=counts + 16, multiplier=kv_heads, flags=CLAIM)
 
     def _arguments(
         self, q: int, out: int, layer: int, attention: AttentionSpec, work: Work
