@@ -241,8 +241,6 @@ def emit_item_of_one(call: Call, parts: list[Part], base: Value, rows: Value) ->
 def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n: Value) -> None:
     """Leave the sums of `rows` rows and n tokens in scratch."""
     e, b = call.e, call.e.b
-    with e.loop(e.mul(rows, n)) as l:
-        e.store(e.const(0.0, floats), e.at(call.sums, e.mul(l.index, LANE_BYTES)), 64)
     shift = chunk_shift(e, n)
     chunk_units = b.shl(e.const(1), shift)
     whole, rests = parts[0], parts[1:]
@@ -287,11 +285,15 @@ def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value, ahead:
                 unpack(call, step, row, e.at(row, part.offset), l.index, ahead) for row in row_bases
             ]
             records = e.at(part.records, e.mul(e.mul(l.index, n), step.record_bytes))
+            # The first unit of a row begins its sums.
+            is_first = b.icmp_signed("==", e.at(part.offset, l.index), e.const(0))
+            sources = [b.select(is_first, call.zeros, s) for s in sums]
+            stride = b.select(is_first, e.const(0), e.const(LANE_BYTES))
             with e.loop(n) as t:
                 record = e.at(records, e.mul(t.index, step.record_bytes))
                 places = [e.at(s, e.mul(t.index, LANE_BYTES)) for s in sums]
                 # All loads before any store, so that the rows share those of the record.
-                totals = [e.load(place, floats, 64) for place in places]
+                totals = [e.load(e.at(s, e.mul(t.index, stride)), floats, 64) for s in sources]
                 totals = [
                     step.multiply(e, u, record, v) for u, v in zip(units, totals, strict=True)
                 ]
