@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from localllm.daemon import Target
-from localllm.describe import Description, describe_apart
+from localllm.describe import OPTIONAL_CAPABILITIES, Description, describe_apart
 from localllm.errors import BadFile, BadRequest, ModelNotFound
 from localllm.names import ModelName
 from localllm.store import Layer, Recipe, Store, StoredModel
+from localllm.text.dialects import capabilities
 
 MAX_DESCRIPTIONS = 32
 
@@ -80,6 +81,14 @@ class Catalog:
         if len(self._described) > MAX_DESCRIPTIONS:
             self._described.popitem(last=False)
         return found
+
+    async def capabilities(self, resolved: Resolved) -> list[str]:
+        """What a model can do: its file, or the template that it was given."""
+        known = resolved.stored.config.get("capabilities") if resolved.stored else None
+        if known is None:
+            known = (await self.describe(resolved.target.path)).capabilities
+        given = capabilities(resolved.recipe.template or "")
+        return [*known, *(c for c in OPTIONAL_CAPABILITIES if c in given and c not in known)]
 
     async def create_from_file(self, name: ModelName, path: Path, recipe: Recipe) -> StoredModel:
         """A model from the user's own file, which is not copied."""

@@ -14,9 +14,11 @@ from typing import Any
 
 from localllm.errors import BadFile, LocalLLMError
 from localllm.messages import error_of
+from localllm.text.dialects import capabilities
 
 DESCRIBE_SECONDS = 30
 LONGEST_ARRAY = 1024
+OPTIONAL_CAPABILITIES = ("tools", "insert", "thinking")
 HIDDEN_KEYS = ("general.name", "tokenizer.chat_template")
 # `general.file_type` as llama.cpp numbers it.
 FILE_TYPES = {
@@ -55,7 +57,11 @@ class Description:
 
     @property
     def capabilities(self) -> list[str]:
-        return ["embedding" if self.is_embedding else "completion"]
+        """What the model can do, in Ollama's words and order."""
+        if self.is_embedding:
+            return ["embedding"]
+        found = capabilities(self.template or "")
+        return ["completion", *(name for name in OPTIONAL_CAPABILITIES if name in found)]
 
     @property
     def config(self) -> dict[str, Any]:

@@ -117,6 +117,8 @@ def _joined(first: Delta, second: Delta) -> Delta:
     return Delta(
         request_id=first.request_id,
         text=first.text + second.text,
+        thinking=first.thinking + second.thinking,
+        tool_calls=first.tool_calls + second.tool_calls,
         logprobs=first.logprobs + second.logprobs,
         prompt_done=max(first.prompt_done, second.prompt_done),
         prompt_total=max(first.prompt_total, second.prompt_total),

@@ -19,6 +19,8 @@ from localllm.server.respond import Answer, Chunk, json_response
 from localllm.server.state import state_of
 from localllm.server.times import expiry_text, local_text
 from localllm.store import Recipe, StoredModel, parse_digest
+from localllm.text.dialects import is_go
+from localllm.text.go_parser import parse
 
 SHOW = Shape(
     "ShowRequest",
@@ -118,7 +120,7 @@ async def show(request: Request) -> Response:
             "details": details,
             "model_info": _model_info(request, found.model_info, model),
             "tensors": found.tensors,
-            "capabilities": found.capabilities,
+            "capabilities": await state.catalog.capabilities(resolved),
             "modified_at": local_text(_modified_at(resolved)),
         }
     )
@@ -203,9 +205,12 @@ def _recipe(fields: dict[str, Any]) -> Recipe:
         isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages
     ):
         raise BadRequest("messages must have a role and a content")
+    template = fields.get("template")
+    if template and is_go(template):
+        parse(template)
     return Recipe(
         system=fields.get("system"),
-        template=fields.get("template"),
+        template=template,
         parameters=check_options(fields.get("parameters", {})),
         messages=messages,
         licenses=[licenses] if isinstance(licenses, str) else [str(text) for text in licenses],

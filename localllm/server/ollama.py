@@ -17,7 +17,7 @@ from localllm.errors import BadRequest, ModelNotFound
 from localllm.messages import Delta, Generate, Loading, Statistics
 from localllm.options import check_options
 from localllm.server.body import ANY, ARRAY, BOOL, INT, OBJECT, STRING, Kind, Shape, read_body
-from localllm.server.respond import Answer, Chunk, json_response
+from localllm.server.respond import Answer, Chunk, json_response, to_json
 from localllm.server.state import state_of
 from localllm.server.times import now_text
 from localllm.server.work import Job, Started, run
@@ -50,7 +50,8 @@ MESSAGE = Shape(
 )
 
 Fields = dict[str, Any]
-Piece = Callable[[str], Chunk]
+Piece = Callable[[Delta], Chunk]
+NOTHING = Delta(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ async def generate(request: Request) -> Response:
     prompt = fields.get("prompt", "")
     if not prompt and keep_alive == 0:
         return _unloaded(request, resolved, model, _text_piece)
-    _check_generate(fields, resolved, model)
+    await _check_generate(request, fields, resolved, model)
     ask = _request(fields, resolved, _generate_input(fields, resolved)) if prompt else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
     asked = Asked(model, job, fields.get("stream", True), arrived, fields.get("raw", False))
@@ -97,10 +98,10 @@ async def chat(request: Request) -> Response:
     messages = [_message(item) for item in fields.get("messages", [])]
     if not messages and keep_alive == 0:
         return _unloaded(request, resolved, model, _message_piece)
-    _check_shared(fields, resolved, model, "chat")
+    await _check_shared(request, fields, resolved, model, "chat")
     if fields.get("tools"):
-        raise BadRequest(f"{_full_name(resolved)} does not support tools")
-    given = {"messages": _with_recipe(resolved, messages)}
+        await _check_capability(request, resolved, "tools")
+    given = {"messages": _with_recipe(resolved, messages), "tools": fields.get("tools") or None}
     ask = _request(fields, resolved, given) if messages else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
     return _answer(request, Asked(model, job, fields.get("stream", True), arrived), _message_piece)
@@ -131,7 +132,14 @@ def _check_logprobs(fields: Fields) -> None:
         raise BadRequest("top_logprobs must be between 0 and 20")
 
 
-def _check_shared(fields: Fields, resolved: Resolved, model: str, verb: str) -> None:
+async def _check_capability(request: Request, resolved: Resolved, name: str) -> None:
+    if name not in await state_of(request).catalog.capabilities(resolved):
+        raise BadRequest(f"{_full_name(resolved)} does not support {name}")
+
+
+async def _check_shared(
+    request: Request, fields: Fields, resolved: Resolved, model: str, verb: str
+) -> None:
     """Refuse what this model or this build cannot do, rather than drop it."""
     think = fields.get("think")
     if isinstance(think, str) and think not in THINK_LEVELS:
@@ -143,22 +151,25 @@ def _check_shared(fields: Fields, resolved: Resolved, model: str, verb: str) -> 
         raise BadRequest(
             'think must be a boolean or string ("high", "medium", "low", "max", true, or false)'
         )
-    if think:
+    if think and "thinking" not in await state_of(request).catalog.capabilities(resolved):
         raise BadRequest(f'"{model}" does not support thinking')
     capabilities = resolved.stored.config.get("capabilities", []) if resolved.stored else []
     if "embedding" in capabilities:
         raise BadRequest(f'"{model}" does not support {verb}')
-    if fields.get("format", "") != "":
-        raise BadRequest("format: structured output is not supported by this version")
+    wanted = fields.get("format", "")
+    if wanted not in ("", "json") and not isinstance(wanted, dict):
+        raise BadRequest(
+            f'invalid format: {to_json(wanted)}; expected "json" or a valid JSON Schema object'
+        )
 
 
-def _check_generate(fields: Fields, resolved: Resolved, model: str) -> None:
+async def _check_generate(request: Request, fields: Fields, resolved: Resolved, model: str) -> None:
     conflicts = ("template", "system", "context")
     if fields.get("raw") and any(fields.get(name) for name in conflicts):
         raise BadRequest("raw mode does not support template, system, or context")
-    _check_shared(fields, resolved, model, "generate")
-    if fields.get("suffix"):
-        raise BadRequest(f"{_full_name(resolved)} does not support insert")
+    await _check_shared(request, fields, resolved, model, "generate")
+    if fields.get("suffix") and not fields.get("template"):
+        await _check_capability(request, resolved, "insert")
     if fields.get("images"):
         raise BadRequest(f'"{model}" does not support images')
 
@@ -175,7 +186,8 @@ def _generate_input(fields: Fields, resolved: Resolved) -> Fields:
     if context is None:
         messages += [dict(message) for message in resolved.recipe.messages or ()]
     messages.append({"role": "user", "content": fields["prompt"]})
-    return {"messages": messages, "context": context or [], "want_tokens": True}
+    given = {"messages": messages, "context": context or [], "want_tokens": True}
+    return {**given, "suffix": fields.get("suffix", "")}
 
 
 def _message(value: object) -> Fields:
@@ -210,7 +222,9 @@ def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
     return Generate(
         request_id=0,
         template=fields.get("template") or resolved.recipe.template or "",
-        variables={"enable_thinking": False} if fields.get("think") is False else {},
+        is_final_template=bool(fields.get("template")),
+        think=fields.get("think"),
+        format=fields.get("format"),
         options=options,
         stop=stop,
         logprobs=fields.get("top_logprobs", 0) if wants_logprobs else None,
@@ -223,12 +237,18 @@ def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
     )
 
 
-def _text_piece(text: str) -> Chunk:
-    return {"response": text}
+def _text_piece(delta: Delta) -> Chunk:
+    return {"response": delta.text, **_extras(delta)}
 
 
-def _message_piece(text: str) -> Chunk:
-    return {"message": {"role": "assistant", "content": text}}
+def _message_piece(delta: Delta) -> Chunk:
+    return {"message": {"role": "assistant", "content": delta.text, **_extras(delta)}}
+
+
+def _extras(delta: Delta) -> Chunk:
+    """What is left out when there is none."""
+    extras: Chunk = {"thinking": delta.thinking, "tool_calls": delta.tool_calls}
+    return {name: value for name, value in extras.items() if value}
 
 
 def _unloaded(request: Request, resolved: Resolved, model: str, piece: Piece) -> Response:
@@ -238,7 +258,7 @@ def _unloaded(request: Request, resolved: Resolved, model: str, piece: Piece) ->
 
 def _end(model: str, piece: Piece, reason: str) -> Chunk:
     head = {"model": model, "created_at": now_text()}
-    return {**head, **piece(""), "done": True, "done_reason": reason}
+    return {**head, **piece(NOTHING), "done": True, "done_reason": reason}
 
 
 def _answer(request: Request, asked: Asked, piece: Piece) -> Response:
@@ -251,6 +271,7 @@ async def _chunks(request: Request, asked: Asked, piece: Piece) -> AsyncIterator
     """Ollama's chunks of a job."""
     load_seconds = 0.0
     dropped = 0
+    num_calls = 0
     async for event in run(state_of(request).daemon, asked.job):
         if isinstance(event, Loading):
             yield _progress(event.stage, event.done, event.total)
@@ -261,9 +282,12 @@ async def _chunks(request: Request, asked: Asked, piece: Piece) -> AsyncIterator
         elif event.rendered is not None:
             info = {"rendered_template": event.rendered}
             head = {"model": asked.model, "created_at": now_text()}
-            yield {**head, **piece(""), "done": False, "_debug_info": info}
+            yield {**head, **piece(NOTHING), "done": False, "_debug_info": info}
         else:
             dropped += event.dropped_messages
+            for call in event.tool_calls:
+                call["function"] = {"index": num_calls, **call["function"]}
+                num_calls += 1
             for chunk in _delta_chunks(event, asked, piece):
                 yield chunk
             if event.done_reason is not None:
@@ -275,9 +299,9 @@ def _progress(stage: str, done: int, total: int) -> Chunk:
 
 
 def _delta_chunks(delta: Delta, asked: Asked, piece: Piece) -> Iterable[Chunk]:
-    if delta.text or delta.logprobs:
+    if delta.text or delta.thinking or delta.tool_calls or delta.logprobs:
         head = {"model": asked.model, "created_at": now_text()}
-        chunk = {**head, **piece(delta.text), "done": False}
+        chunk = {**head, **piece(delta), "done": False}
         yield {**chunk, "logprobs": delta.logprobs} if delta.logprobs else chunk
     elif delta.prompt_total and asked.job.wants_progress:
         yield _progress("reading the prompt", delta.prompt_done, delta.prompt_total)
@@ -307,16 +331,22 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _merged(chunks: Iterable[Chunk]) -> Chunk:
-    """One object in place of a stream: texts and logprobs joined, the last chunk's statistics."""
+    """One object in place of a stream: all that was said, the last chunk's statistics."""
     texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Any] = []
     logprobs: list[Any] = []
     merged: Chunk = {}
     for chunk in chunks:
         if "progress" in chunk:
             continue
-        texts.append(chunk["response"] if "response" in chunk else chunk["message"]["content"])
+        said = chunk.get("message", chunk)
+        texts.append(said["response"] if "response" in said else said["content"])
+        thoughts.append(said.get("thinking", ""))
+        calls += said.get("tool_calls", [])
         logprobs += chunk.get("logprobs", [])
         merged = chunk
     piece = _text_piece if "response" in merged else _message_piece
-    merged = {**merged, **piece("".join(texts))}
+    whole = Delta(0, "".join(texts), "".join(thoughts), calls)
+    merged = {**merged, **piece(whole)}
     return {**merged, "logprobs": logprobs} if logprobs else merged

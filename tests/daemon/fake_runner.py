@@ -100,6 +100,9 @@ class FakeModel:
             stats = Statistics(5, 2, count, 0.001, 0.002, 0.003)
             reason = "length" if "num_predict" in request.options else "stop"
             return Delta(number, done_reason=reason, statistics=stats, tokens=tokens)
+        if word == "call":
+            call = {"id": f"call_{count}", "function": {"name": "f", "arguments": {"n": count}}}
+            return Delta(number, thinking=f"{count}? ", tool_calls=[call])
         text = self._text(request, word, count)
         entry = {"token": text, "logprob": -0.5, "bytes": list(text.encode())}
         return Delta(number, text, logprobs=[] if request.logprobs is None else [entry])
@@ -108,6 +111,9 @@ class FakeModel:
     def _text(request: Generate, word: str, count: int) -> str:
         if word == "echo":
             return repr(request.messages or request.prompt) if count == 0 else ""
+        if word == "fields":
+            fields = (request.format, request.think, request.tools, request.suffix)
+            return repr((*fields, request.is_final_template)) if count == 0 else ""
         if word == "options":
             return repr((request.options, request.stop)) if count == 0 else ""
         return "\N{SLIGHTLY SMILING FACE}" if word == "smile" else f"{count} "

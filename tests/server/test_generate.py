@@ -168,7 +168,8 @@ def test_load_and_unload_are_one_plain_object(server: Server, stream: bool) -> N
         ),
         ("generate", {"model": "tiny", "keep_alive": "soon"}, 400, 'time: invalid duration "soon"'),
         ("generate", {"model": "tiny", "keep_alive": True}, 400, "Unsupported type: 'bool'"),
-        ("chat", {"model": "tiny", "format": "json"}, 400, "structured output is not supported"),
+        ("chat", {"model": "tiny", "format": "yaml"}, 400, 'invalid format: "yaml"; expected'),
+        ("generate", {"model": "tiny", "prompt": "x", "format": [1]}, 400, "invalid format: [1]"),
         (
             "generate",
             {"model": "tiny", "prompt": "x", "options": {"top_k": "y"}},
