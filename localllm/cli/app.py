@@ -89,8 +89,13 @@ def run(
     keepalive: Annotated[
         str | None, typer.Option(help="How long the model stays loaded, such as 5m.")
     ] = None,
-    format: Annotated[str | None, typer.Option(help="Format of the answer: json.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of the answer: json, or a schema.")
+    ] = None,
     think: Annotated[str | None, typer.Option(help="true, false, low, medium or high.")] = None,
+    hidethinking: Annotated[
+        bool, typer.Option("--hidethinking", help="Do not show what the model thinks.")
+    ] = False,
     nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines.")] = False,
 ) -> None:
     """Ask a model once, or converse with it on a terminal.
@@ -105,7 +110,15 @@ def run(
     from localllm.cli.run import Session, parse_think
     from localllm.cli.run import run as run_model
 
-    session = Session(model, keepalive, format, parse_think(think), verbose, not nowordwrap)
+    session = Session(
+        model,
+        keepalive,
+        format,
+        parse_think(think),
+        verbose,
+        not nowordwrap,
+        hidethinking,
+    )
     run_model(_unconnected_client(), session, prompt or [])
 
 

@@ -14,6 +14,7 @@ SPINNER_SECONDS = 0.1
 WRAP_MARGIN = 5
 DEFAULT_COLUMNS = 80
 CLEAR_LINE = "\r\x1b[K"
+GREY, PLAIN = "\x1b[90m", "\x1b[0m"
 
 
 class Status:
@@ -56,6 +57,32 @@ class Status:
             self._is_shown = False
 
 
+class Thoughts:
+    """Shows what a model thinks before its answer, in grey on a terminal."""
+
+    def __init__(self, out: "Wrapper", *, is_hidden: bool) -> None:
+        self._out = out
+        self._is_hidden = is_hidden
+        self._is_open = False
+
+    def write(self, text: str) -> None:
+        """Add to the thoughts, which a line announces."""
+        if self._is_hidden:
+            return
+        if not self._is_open:
+            self._out.mark(GREY)
+            self._out.write("Thinking...\n")
+            self._is_open = True
+        self._out.write(text)
+
+    def close(self) -> None:
+        """The answer begins, or ends without one."""
+        if self._is_open:
+            self._out.write("\n...done thinking.\n\n")
+            self._out.mark(PLAIN)
+            self._is_open = False
+
+
 class Wrapper:
     """Writes text as it comes; on a terminal, lines break between words."""
 
@@ -64,6 +91,11 @@ class Wrapper:
         self._wraps = wraps and self._stream.isatty()
         self._column = 0
         self._word = ""
+
+    def mark(self, escape: str) -> None:
+        """Change the colour, on a terminal."""
+        if self._stream.isatty():
+            self._stream.write(escape)
 
     def write(self, text: str) -> None:
         if not self._wraps:

@@ -211,7 +211,10 @@ class Conversation:
             print(f"\nError: {error}" if reply.text else f"Error: {error}", file=sys.stderr)
         print("\n")
         if reply.text:
-            self._messages.append({"role": "assistant", "content": reply.text})
+            answer = {"role": "assistant", "content": reply.text}
+            if reply.thinking:
+                answer["thinking"] = reply.thinking
+            self._messages.append(answer)
         else:
             # Many templates refuse two messages of one role in a row.
             self._messages.pop()

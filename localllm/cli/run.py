@@ -1,5 +1,6 @@
 """`localllm run`: one question and its answer, or the start of a conversation."""
 
+import json
 import os
 import sys
 from collections.abc import Generator
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.cli.models import model_argument
-from localllm.cli.output import Status, Wrapper, print_statistics
+from localllm.cli.output import Status, Thoughts, Wrapper, print_statistics
 from localllm.client import Client, RequestFailed
 from localllm.errors import BadRequest, ModelNotFound
 
@@ -25,13 +26,14 @@ class Session:
     think: bool | str | None = None
     verbose: bool = False
     wordwrap: bool = True
+    hides_thinking: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def body(self, **content: Any) -> dict[str, Any]:
         """A request's body with what was set."""
         values = {
             "keep_alive": self.keep_alive,
-            "format": self.format,
+            "format": parse_format(self.format),
             "think": self.think,
             "options": self.options or None,
         }
@@ -44,6 +46,7 @@ class Reply:
     """What an answer has become so far; `final` is its last chunk."""
 
     text: str = ""
+    thinking: str = ""
     final: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,6 +88,7 @@ def show_answer(
     """Print an answer as it comes, and keep it in `reply`, also when it is interrupted."""
     status = Status()
     out = Wrapper(wraps=session.wordwrap)
+    thoughts = Thoughts(out, is_hidden=session.hides_thinking)
     status.show("connecting")
     try:
         with closing(_chunks(client, path, body)) as chunks:
@@ -92,15 +96,23 @@ def show_answer(
                 if "progress" in chunk:
                     status.progress(chunk["progress"])
                     continue
-                text = chunk["message"]["content"] if "message" in chunk else chunk["response"]
+                said = chunk.get("message", chunk)
+                thinking = said.get("thinking", "")
+                if thinking:
+                    status.clear()
+                    reply.thinking += thinking
+                    thoughts.write(thinking)
+                text = said["content"] if "message" in chunk else said["response"]
                 if text:
                     status.clear()
+                    thoughts.close()
                     reply.text += text
                     out.write(text)
                 if chunk["done"]:
                     reply.final = chunk
     finally:
         status.clear()
+        thoughts.close()
     dropped = reply.final.get("dropped_messages", 0)
     if dropped:
         _note(f"{dropped} of the oldest messages did not fit into the context and were left out")
@@ -124,6 +136,16 @@ def _chunks(
 
 def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
+
+
+def parse_format(text: str | None) -> Any:
+    """`json`, or a JSON schema as it was typed; what is neither is the daemon's to refuse."""
+    if text is not None and text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise BadRequest(f"--format is no JSON schema: {error}") from None
+    return text
 
 
 def parse_think(text: str | None) -> bool | str | None:

@@ -54,6 +54,20 @@ def test_answers_are_utf8_whatever_the_locale(server: Server, monkeypatch: objec
     assert done.stdout.decode().strip() == 3 * "\N{SLIGHTLY SMILING FACE}"
 
 
+def test_thinking_is_set_apart_and_can_be_hidden(server: Server) -> None:
+    shown = "Thinking...\n0? 1? \n...done thinking.\n\n2 \n"
+    assert run(server, "run", "tiny", "ponder") == (0, shown, "")
+    assert run(server, "run", "--hidethinking", "tiny", "ponder") == (0, "2 \n", "")
+
+
+def test_a_format_may_be_a_schema(server: Server) -> None:
+    code, out, _ = run(server, "run", "tiny", "fields", "--format", '{"type": "object"}')
+    assert (code, out.split(",")[0]) == (0, "({'type': 'object'}")
+    code, out, err = run(server, "run", "tiny", "fields", "--format", "{x")
+    assert (code, out) == (1, "")
+    assert "no JSON schema" in err
+
+
 def test_verbose_prints_rates_on_standard_error(server: Server) -> None:
     code, out, err = run(server, "run", "--verbose", "tiny", "hi")
     assert (code, out) == (0, "0 1 2 \n")

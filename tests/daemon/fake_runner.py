@@ -103,6 +103,8 @@ class FakeModel:
         if word == "call":
             call = {"id": f"call_{count}", "function": {"name": "f", "arguments": {"n": count}}}
             return Delta(number, thinking=f"{count}? ", tool_calls=[call])
+        if word == "ponder" and count < 2:
+            return Delta(number, thinking=f"{count}? ")
         text = self._text(request, word, count)
         entry = {"token": text, "logprob": -0.5, "bytes": list(text.encode())}
         return Delta(number, text, logprobs=[] if request.logprobs is None else [entry])
