@@ -26,15 +26,21 @@ from localllm.prompts import TextRequest
 from localllm.runtime import LoadedModel
 from localllm.sampling import SamplingParams
 from localllm.store import Store
+from localllm.text.calls import ToolCall
 
 Message = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class Completion:
-    """One answer. `finish_reason` is "stop" or "length"; `tokens` include the end token."""
+    """One answer. `finish_reason` is "stop" or "length"; `tokens` include the end token.
+
+    In a chat, what the model thinks and the tools it calls are not part of the `text`.
+    """
 
     text: str = ""
+    thinking: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
@@ -43,6 +49,8 @@ class Completion:
     def add(self, delta: TextDelta) -> None:
         """Take the next piece."""
         self.text += delta.text
+        self.thinking += delta.thinking
+        self.tool_calls += delta.tool_calls
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.finish_reason = delta.done_reason or self.finish_reason
@@ -121,7 +129,12 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: str, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+        self,
+        prompts: str,
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        format: Any = None,
     ) -> Completion: ...
 
     @overload
@@ -131,6 +144,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stop: Sequence[str] = (),
+        format: Any = None,
     ) -> list[Completion]: ...
 
     def generate(
@@ -139,10 +153,14 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stop: Sequence[str] = (),
+        format: Any = None,
     ) -> Completion | list[Completion]:
-        """Continue one prompt or many at once; no chat template is involved."""
+        """Continue one prompt or many at once; no chat template is involved.
+
+        format  "json", or a JSON schema that the answers will be valid against
+        """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        requests = [self._request(params, stop, prompt=text) for text in texts]
+        requests = [self._request(params, stop, prompt=text, format=format) for text in texts]
         completions = self._complete(requests)
         return completions[0] if isinstance(prompts, str) else completions
 
@@ -153,11 +171,23 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         tools: Sequence[Any] | None = None,
+        format: Any = None,
+        think: bool | str | None = None,
         **variables: Any,
     ) -> Completion:
-        """Answer a conversation (a string is one user message); `variables` go to the template."""
+        """Answer a conversation (a string is one user message); `variables` go to the template.
+
+        format  "json", or a JSON schema that the answer will be valid against
+        think   whether a model that can think does so before it answers; None: yes
+        """
         request = self._request(
-            params, stop, messages=as_messages(messages), tools=tools, variables=variables
+            params,
+            stop,
+            messages=as_messages(messages),
+            tools=tools,
+            format=format,
+            think=think,
+            variables=variables,
         )
         return self._complete([request])[0]
 
@@ -168,11 +198,19 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         tools: Sequence[Any] | None = None,
+        format: Any = None,
+        think: bool | str | None = None,
         **variables: Any,
     ) -> Iterator[str]:
         """Like `chat`, piece by piece as it is generated; leaving the loop ends the answer."""
         request = self._request(
-            params, stop, messages=as_messages(messages), tools=tools, variables=variables
+            params,
+            stop,
+            messages=as_messages(messages),
+            tools=tools,
+            format=format,
+            think=think,
+            variables=variables,
         )
         for delta in self._open().stream(request):
             if delta.text:

@@ -1,5 +1,6 @@
 """`LLM` in the caller's process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -36,6 +37,14 @@ def test_chat_and_stream_agree(llm) -> None:
     answer = llm.chat("hello", GREEDY)
     assert "".join(llm.stream("hello", GREEDY)) == answer.text
     assert llm.chat([{"role": "user", "content": "hello"}], GREEDY).tokens == answer.tokens
+
+
+def test_answers_keep_to_a_format(llm) -> None:
+    schema = {"enum": ["yes", "no"]}
+    assert json.loads(llm.chat("well?", format=schema, think=False).text) in schema["enum"]
+    for answer in llm.generate(["a", "b"], format=schema):
+        assert json.loads(answer.text) in schema["enum"]
+        assert (answer.thinking, answer.tool_calls) == ("", [])
 
 
 def test_tokens_and_back(llm) -> None:
