@@ -8,6 +8,7 @@ cache folder says what is done, so that a later start looks at nothing and start
 """
 
 import importlib
+import os
 import pkgutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import kernels_cpu
+from kernels_cpu.isa import environment_for
 from kernels_cpu.kernel import Kernel, cache_dir, configure, isa
 
 DONE = "compiled"
@@ -58,8 +60,10 @@ def feed_child(cache: Path, queue: "SimpleQueue[str]", report: Callable[[str], N
     """Give one child names until none is left. If it dies, the rest compiles in the caller."""
     command = [sys.executable, "-m", "kernels_cpu.compile", str(cache), isa()]
     root = str(Path(__file__).resolve().parent.parent)
+    # Numba looks kernels up by processor: the child must compile for the same one as the caller.
+    environ = environment_for(isa(), os.environ)
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environ
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None

@@ -172,11 +172,11 @@ def open_backend(
 
 
 def configure_kernels(settings: Settings) -> None:
-    """Choose the instruction set and the kernel cache of this process, before Numba is imported.
+    """Choose the instruction set and the kernel cache of this process.
 
-    A runner's parent has set Numba's variables already; here they are set for an engine in the
-    caller's own process, for the import only. Raises LocalLLMError if Numba is already there and
-    another level is asked for than the one it was imported for.
+    A runner's parent has set Numba's variables already; in the caller's own process Numba is told
+    here, before it compiles anything. If the caller has imported it, it stays as it is: then raises
+    LocalLLMError if a level is asked for that Numba was not imported for.
     """
     from kernels_cpu import isa
 
@@ -184,28 +184,18 @@ def configure_kernels(settings: Settings) -> None:
     if level not in isa.available(settings.cache_dir):
         raise LocalLLMError(f"this machine cannot run the instruction set level {level!r}")
     wanted = isa.environment_for(level, os.environ)
-    cpu, features = wanted.get("NUMBA_CPU_NAME"), wanted.get("NUMBA_CPU_FEATURES")
-    if "numba" not in sys.modules:
-        before = dict(os.environ)
-        replace_environment(wanted)
-        try:
-            import numba  # noqa: F401
-        finally:
-            replace_environment(before)
+    processor = wanted.get("NUMBA_CPU_NAME"), wanted.get("NUMBA_CPU_FEATURES")
+    was_imported = "numba" in sys.modules
     from numba import config
 
-    found = (config.CPU_NAME, config.CPU_FEATURES)
-    if settings.isa is not None and cpu is not None and found != (cpu, features):
-        raise LocalLLMError(
-            f"Numba was imported before localllm, so the level {level!r} cannot be chosen; start "
-            "the process with LOCALLLM_ISA unset, or use the model before anything else uses Numba"
-        )
+    if None not in processor and processor != (config.CPU_NAME, config.CPU_FEATURES):
+        if not was_imported:
+            config.CPU_NAME, config.CPU_FEATURES = processor
+        elif settings.isa is not None:
+            raise LocalLLMError(
+                f"Numba was imported before localllm, so the level {level!r} cannot be chosen; "
+                "unset LOCALLLM_ISA, or open the model before anything else uses Numba"
+            )
     import kernels_cpu
 
     kernels_cpu.configure(settings.cache_dir, level)
-
-
-def replace_environment(values: dict[str, str]) -> None:
-    for name in os.environ.keys() - values.keys():
-        del os.environ[name]
-    os.environ.update(values)
