@@ -20,6 +20,10 @@ FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DO
 PARAMETER = re.compile(
     r"<parameter=([^>\s]+)>\n?(.*?)(?:\n?</parameter>|(?=<parameter=)|$)", re.DOTALL
 )
+INVOKE = re.compile(r"<(?:\w+:)?invoke name=\"([^\"]+)\">(.*?)(?:</(?:\w+:)?invoke>|$)", re.DOTALL)
+NAMED_PARAMETER = re.compile(
+    r"<(?:\w+:)?parameter name=\"([^\"]+)\"[^>]*>(.*?)</(?:\w+:)?parameter>", re.DOTALL
+)
 ARGUMENT = re.compile(
     r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|(?=<arg_key>)|$)", re.DOTALL
 )
@@ -149,6 +153,16 @@ def read_function_tags(name: str | None, body: str, known: Known) -> list[ToolCa
     for found in FUNCTION.finditer(body):
         schemas = known.get(found[1], {})
         pairs = PARAMETER.findall(found[2])
+        calls.append(ToolCall(found[1], {k: typed(v, schemas.get(k)) for k, v in pairs}))
+    return calls or None
+
+
+def read_invoke_tags(name: str | None, body: str, known: Known) -> list[ToolCall] | None:
+    """MiniMax's `<invoke name="f"><parameter name="k">v</parameter></invoke>`."""
+    calls = []
+    for found in INVOKE.finditer(body):
+        schemas = known.get(found[1], {})
+        pairs = NAMED_PARAMETER.findall(found[2])
         calls.append(ToolCall(found[1], {k: typed(v, schemas.get(k)) for k, v in pairs}))
     return calls or None
 

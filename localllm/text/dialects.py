@@ -17,6 +17,7 @@ from localllm.text.calls import (
     read_argument_tags,
     read_function_tags,
     read_gemma,
+    read_invoke_tags,
     read_json,
     read_known_json,
     read_python,
@@ -30,6 +31,9 @@ DEEPSEEK_HEAD = re.compile(
     r"\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<]+)(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?\s*)?"
 )
 MISTRAL_HEAD = re.compile(r"\s*(?:(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?\[ARGS\])?\s*")
+KIMI_HEAD = re.compile(
+    r"\s*(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
+)
 FENCE = re.compile(r"\s*```(?:json)?\s*")
 
 # The first row that has a sign in the template holds.
@@ -111,6 +115,39 @@ CALLS = (
         ("<function_calls>",),
         read_python,
         close="</function_calls>",
+    ),
+    Calls(
+        "kimi",
+        ("<|tool_call_begin|>",),
+        ("<|tool_call_begin|>",),
+        read_json,
+        close="<|tool_call_end|>",
+        head=KIMI_HEAD,
+        dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        inner=("<|tool_call_argument_begin|>",),
+    ),
+    Calls("nemotron", ("<TOOLCALL>",), ("<TOOLCALL>",), read_json, "</TOOLCALL>", BLANKS),
+    Calls("apriel", ("<tool_calls>",), ("<tool_calls>",), read_json, "</tool_calls>", BLANKS),
+    Calls(
+        "minimax",
+        ("<minimax:tool_call>",),
+        ("<minimax:tool_call>",),
+        read_invoke_tags,
+        close="</minimax:tool_call>",
+    ),
+    Calls(
+        "glimmer",
+        ("<atem:function_calls>",),
+        ("<atem:function_calls>",),
+        read_invoke_tags,
+        close="</atem:function_calls>",
+    ),
+    Calls(
+        "seed",
+        ("<seed:tool_call>",),
+        ("<seed:tool_call>",),
+        read_function_tags,
+        close="</seed:tool_call>",
     ),
     Calls(
         "glm",
