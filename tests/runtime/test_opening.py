@@ -1,5 +1,9 @@
 """How much KV a model gets."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 
 from localllm.errors import BadRequest, OutOfMemory
@@ -48,3 +52,40 @@ def test_an_unknown_backend_is_refused(tiny_path, tmp_path) -> None:
 
     with pytest.raises(BadRequest, match="quantum"):
         LoadedModel.open(tiny_path, Settings(cache_dir=tmp_path), backend="quantum")
+
+
+CONFIGURE = """
+import sys
+{before}
+from pathlib import Path
+from localllm.config import Settings
+from localllm.errors import LocalLLMError
+from localllm.opening import configure_kernels
+try:
+    configure_kernels(Settings(cache_dir=Path(sys.argv[1]), isa="generic"))
+except LocalLLMError as error:
+    sys.exit(str(error))
+from numba import njit
+from numba.core import registry
+njit(lambda x: x + 1)(1)
+print(registry.cpu_target.target_context.codegen().magic_tuple()[1])
+"""
+
+
+def configured(tmp_path, before: str) -> "subprocess.CompletedProcess[str]":
+    code = CONFIGURE.format(before=before)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="levels are of x86")
+def test_numba_keeps_to_the_level_in_the_callers_own_process(tmp_path) -> None:
+    """Its configuration is read again at every compilation, and must not be forgotten there."""
+    from kernels_cpu.isa import CPU
+
+    assert configured(tmp_path, "").stdout.strip() == CPU["generic"]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="levels are of x86")
+def test_a_level_is_refused_where_numba_came_first(tmp_path) -> None:
+    assert "Numba was imported before" in configured(tmp_path, "import numba").stderr
