@@ -98,7 +98,8 @@ class Part:
         self.path = path
         self.size = size
         self._file = file
-        self._lock = threading.Lock()
+        # Hashing and saving go on in threads, beside each other.
+        self._hashing, self._saving = threading.Lock(), threading.Lock()
         self._is_closed = False
         self.ranges, self.is_verified = _read_state(path, size)
         self._restart_hash()
@@ -158,7 +159,7 @@ class Part:
 
         If not, the last state stays: less is known to be there, nothing wrong.
         """
-        with self._lock:
+        with self._saving:
             if self._is_closed:
                 return True
             done = self.ranges.done if self.is_verified else done
@@ -185,7 +186,7 @@ class Part:
 
     def hash_more(self) -> None:
         """Hash the next bytes of those that are there from the beginning on."""
-        with self._lock:
+        with self._hashing:
             if self._is_closed:
                 return
             num_bytes = max(0, min(HASH_BYTES, self.ranges.prefix - self._num_hashed))
@@ -209,13 +210,13 @@ class Part:
 
     def close(self) -> None:
         """Let others have it."""
-        with self._lock:
+        with self._hashing, self._saving:
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self._file)
 
     def _restart_hash(self) -> None:
-        with self._lock:
+        with self._hashing:
             self._hash = hashlib.sha256()
             self._num_hashed = 0
 
