@@ -36,7 +36,6 @@ BLOCK = 32  # positions of a block
 SPLIT = 256  # positions of a split
 KEYS = 64  # positions of a block of keys of a prompt item
 PROMPT_ROWS = 128  # rows (tokens * query heads) of a prompt item, about
-ITEMS_PER_THREAD = 8  # with fewer, contexts are split
 
 # Slots of the argument block (int64 each; float32 values in the low 32 bits).
 Q = 0  # float32 [T, q_stride]: the rotated queries of all heads
@@ -111,39 +110,34 @@ def prompt_tile(group: int) -> int:
 
 
 def generated_work(
-    positions: Int32s,
-    segment_starts: Int32s,
-    window: int | None,
-    num_kv_heads: int,
-    num_threads: int,
-    max_partials: int,
+    positions: Int32s, segment_starts: Int32s, window: int | None, max_partials: int
 ) -> tuple[Int32s, Int32s]:
     """Generated and merge work of the generated tokens.
 
     positions       int32 [D]  of the generated tokens alone
     segment_starts  int32 [S+1] of the generated segments alone
-    A step with many tokens gives whole contexts to the threads, one with few their splits.
+    Contexts are split, so that all items take about the same time; the shortest ones stay whole
+    where there are not enough partials for all.
     """
-    num_items = len(positions) * num_kv_heads
-    has_few = num_items < ITEMS_PER_THREAD * num_threads
     # Plain Python: most steps have few entries, and each call into NumPy takes a microsecond.
+    starts, places = segment_starts.tolist(), positions.tolist()
+    contexts = []
+    for segment in range(len(starts) - 1):
+        for token in range(starts[segment], starts[segment + 1]):
+            first = max(0, places[token] - window + 1) // SPLIT if window else 0
+            contexts.append((places[token] // SPLIT + 1 - first, token, segment, first))
+    contexts.sort(key=lambda context: -context[0])
     work: list[tuple[int, int, int, int]] = []
     merges: list[tuple[int, int, int, int]] = []
     num_partials = 0
-    starts = segment_starts.tolist()
-    places = positions.tolist()
-    for segment in range(len(starts) - 1):
-        for token in range(starts[segment], starts[segment + 1]):
-            position = places[token]
-            first = max(0, position - window + 1) // SPLIT if window else 0
-            count = position // SPLIT + 1 - first
-            if count == 1 or not has_few or num_partials + count > max_partials:
-                work.append((token, segment, first, -1))
-                continue
-            for i in range(count):
-                work.append((token, segment, first + i, num_partials + i))
-            merges.append((token, num_partials, count, 0))
-            num_partials += count
+    for count, token, segment, first in contexts:
+        if count == 1 or num_partials + count > max_partials:
+            work.append((token, segment, first, -1))
+            continue
+        for i in range(count):
+            work.append((token, segment, first + i, num_partials + i))
+        merges.append((token, num_partials, count, 0))
+        num_partials += count
     return as_work(work), as_work(merges)
 
 

@@ -135,12 +135,10 @@ class Case:
         other.q = self.q[tokens].copy()
         return other
 
-    def generated(self, num_threads: int = 2, *, reverse: bool = False) -> Array:
-        """The result when all tokens are generated ones, with work dealt for `num_threads`."""
+    def generated(self, max_partials: int = 1 << 20, *, reverse: bool = False) -> Array:
+        """The result when all tokens are generated ones."""
         s = self.shape
-        work, merges = generated_work(
-            self.positions, self.starts, s.window, s.num_kv_heads, num_threads, 1 << 20
-        )
+        work, merges = generated_work(self.positions, self.starts, s.window, max_partials)
         floats = partial_floats(s.head_dim)
         partials = np.full((int(merges[:, 2].sum()), s.num_heads, floats), np.nan, np.float32)
         out = self._empty()

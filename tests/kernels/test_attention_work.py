@@ -15,12 +15,9 @@ def splits_of(position: int, window: int | None) -> range:
 
 
 @pytest.mark.parametrize("window", [None, 1, SPLIT, SPLIT + 1])
-@pytest.mark.parametrize("num_threads", [0, 100])
 @pytest.mark.parametrize("max_partials", [0, 6, 100])
-def test_splits_of_every_token_are_dealt_out_once(
-    window: int | None, num_threads: int, max_partials: int
-) -> None:
-    work, merges = generated_work(POSITIONS, STARTS, window, 3, num_threads, max_partials)
+def test_splits_of_every_token_are_dealt_out_once(window: int | None, max_partials: int) -> None:
+    work, merges = generated_work(POSITIONS, STARTS, window, max_partials)
     seen: dict[int, list[int]] = {}
     for token, segment, split, partial in work.tolist():
         assert STARTS[segment] <= token < STARTS[segment + 1]
@@ -36,15 +33,21 @@ def test_splits_of_every_token_are_dealt_out_once(
         assert mine == list(zip(range(first, first + count), expected[token], strict=True))
 
 
+def test_the_longest_contexts_are_split_first() -> None:
+    work, merges = generated_work(POSITIONS, STARTS, None, 7)
+    assert merges.tolist() == [[3, 0, 6, 0]]
+    assert work[work[:, 3] < 0, 0].tolist() == [4, 2, 0, 1]
+
+
 def test_a_short_context_is_never_split() -> None:
-    work, merges = generated_work(POSITIONS[:2], STARTS[:3], None, 1, 64, 100)
+    work, merges = generated_work(POSITIONS[:2], STARTS[:3], None, 100)
     assert work.tolist() == [[0, 0, 0, -1], [1, 1, 0, -1]]
     assert len(merges) == 0
 
 
 def test_no_tokens_are_no_work() -> None:
     nothing = np.zeros(0, np.int32)
-    work, merges = generated_work(nothing, np.zeros(1, np.int32), None, 1, 2, 100)
+    work, merges = generated_work(nothing, np.zeros(1, np.int32), None, 100)
     assert work.shape == merges.shape == (0, 4)
     assert prompt_work(nothing, np.zeros(1, np.int32), 0, 1).shape == (0, 4)
 

@@ -38,7 +38,7 @@ class Work:
         floats = partial_floats(attention.head_dim)
         self.partials = zeros((MAX_PARTIALS, self.num_heads, floats), np.float32)
 
-    def fill(self, batch: Batch, num_threads: int) -> None:
+    def fill(self, batch: Batch) -> None:
         segments, tokens = batch.num_generated_segments, batch.num_generated
         self.counts[:] = 0
         if tokens:
@@ -46,8 +46,6 @@ class Work:
                 batch.positions[:tokens],
                 batch.segment_starts[: segments + 1],
                 self.window,
-                self.num_kv_heads,
-                num_threads,
                 MAX_PARTIALS,
             )
             self.generated[: len(work)] = work
@@ -71,9 +69,9 @@ class Attending:
         self._context = context
         self._work: dict[tuple[int, int], Work] = {}
 
-    def fill(self, batch: Batch, num_threads: int) -> None:
+    def fill(self, batch: Batch) -> None:
         for work in self._work.values():
-            work.fill(batch, num_threads)
+            work.fill(batch)
 
     def work_of(self, layer: int, attention: AttentionSpec) -> Work:
         """The work lists that serve this layer; layers that see the same positions share them."""

@@ -64,7 +64,7 @@ class CpuBackend:
         assert len(batch.rows) <= self.max_rows
         assert len(batch.context_lengths) <= self.max_segments
         self.step_memory.load(batch)
-        self.ops.attending.fill(batch, self.num_threads)
+        self.ops.attending.fill(batch)
         self.ops.heads.fill(batch)
         self.selection.load(batch)
         self.team.run(self.program.address, len(self.program))
