@@ -29,6 +29,8 @@ from localllm.runner_process import RunnerProcess
 
 # Part of the free memory that a further model's file may need while others stay loaded.
 MEMORY_SHARE = 0.8
+# How long a runner that was started in advance waits for a model.
+SPARE_SECONDS = 60.0
 
 log = logging.getLogger("localllm.daemon")
 
@@ -126,6 +128,7 @@ class Daemon:
         """Start a runner before it is known what for: importing its libraries takes time."""
         if self._spare is None:
             self._spare = asyncio.ensure_future(self._start_runner())
+            asyncio.get_running_loop().call_later(SPARE_SECONDS, self._drop_spare, self._spare)
 
     @asynccontextmanager
     async def lease(
@@ -156,9 +159,7 @@ class Daemon:
     async def close(self) -> None:
         """End all runners."""
         if self._spare is not None:
-            self._spare.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await (await self._spare).close()
+            self._drop_spare(self._spare)
         for model in list(self._models.values()):
             self._close(model)
         while self._tasks:
@@ -239,8 +240,7 @@ class Daemon:
             if target.path in self._models:
                 return
             await self._make_room(target)
-            spare, self._spare = self._spare, None
-            runner = await (spare or self._start_runner())
+            runner = await self._new_runner()
             model = LoadedModel(target, runner, self._settings.num_parallel)
             model.keep_alive = self._keep_alive
             model.num_users = 1
@@ -251,6 +251,22 @@ class Daemon:
                 model.num_users = 0
                 if not model.is_ready:
                     self._forget(model)
+
+    async def _new_runner(self) -> RunnerProcess:
+        """The runner that was prepared, if it lives, or one that is started now."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with suppress(OSError):
+                runner = await spare
+                if not runner.is_dead:
+                    return runner
+        return await self._start_runner()
+
+    def _drop_spare(self, spare: asyncio.Task[RunnerProcess]) -> None:
+        """End a runner that nobody has needed."""
+        if self._spare is spare:
+            self._spare = None
+            self._spawn(_close_started(spare))
 
     async def _load_into(self, model: LoadedModel, on_loading: OnLoading | None) -> None:
         target, settings = model.target, self._settings
@@ -304,6 +320,11 @@ class Daemon:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _close_started(starting: asyncio.Task[RunnerProcess]) -> None:
+    with suppress(OSError):
+        await (await starting).close()
 
 
 def runner_starter(settings: Settings) -> StartRunner:

@@ -45,6 +45,10 @@ LOAD_STALL_SECONDS = 300.0
 EXIT_SECONDS = 3.0
 # Numba prints this when a kernel raised, and goes on with wrong numbers.
 FATAL_OUTPUT = "Exception ignored"
+LIKELY_CAUSES: dict[int, str] = {
+    signal.SIGKILL: ", perhaps for lack of memory",
+    signal.SIGBUS: ", perhaps because the model file was cut short while it was in use",
+}
 
 log = logging.getLogger("localllm.runner")
 
@@ -260,8 +264,7 @@ class RunnerProcess:
         cause = f"exit code {code}"
         if code < 0:
             cause = f"signal {signal.Signals(-code).name}"
-            if -code == signal.SIGKILL:
-                cause += ", perhaps for lack of memory"
+            cause += LIKELY_CAUSES.get(-code, "")
         tail = f": {self.last_output[-1]}" if self.last_output and code > 0 else ""
         return f"the model runner has unexpectedly stopped ({cause}{tail}); try again"
 

@@ -64,6 +64,32 @@ def test_model_is_loaded_once_for_all_who_ask() -> None:
     run(test)
 
 
+def test_prepared_runner_is_used_if_it_lives_and_ended_if_nobody_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("localllm.daemon.SPARE_SECONDS", 0.05)
+    started: list[RunnerProcess] = []
+
+    async def start() -> RunnerProcess:
+        started.append(await start_fake())
+        return started[-1]
+
+    async def body() -> None:
+        daemon = Daemon(Settings(), start)
+        daemon.prepare()
+        await until(lambda: bool(started))
+        await started[0].closed.wait()
+        daemon.prepare()
+        await until(lambda: len(started) == 2)
+        os.kill(started[1].pid, signal.SIGKILL)
+        await started[1].closed.wait()
+        assert await ask(daemon, A) == "0 1 2 "
+        assert len(started) == 3
+        await daemon.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
 def test_failed_load_is_told_to_its_requests_and_forgotten() -> None:
     async def test(daemon: Daemon) -> None:
         for _ in range(2):
