@@ -244,6 +244,7 @@ class Store:
         blob = self._blob(digest)
         blob.parent.mkdir(parents=True, exist_ok=True)
         os.chmod(path, 0o644)
+        os.utime(path)  # not to be taken for old by `prune` before the manifest is there
         os.replace(path, blob)
         (self._references / blob.name).unlink(missing_ok=True)
 

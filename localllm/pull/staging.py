@@ -56,7 +56,12 @@ class Staging:
         while not is_done():
             part = self._try_hold(digest, size)
             if part is not None:
-                return part
+                if not is_done():
+                    return part
+                # It was moved into the store just before, and what was opened here is a new one.
+                _remove(part.path)
+                part.close()
+                return None
             on_wait()
             await asyncio.sleep(WAIT_SECONDS)
         return None

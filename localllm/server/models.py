@@ -15,6 +15,7 @@ from localllm.modelfile import parameter_lines, write_modelfile
 from localllm.names import ModelName
 from localllm.options import check_options
 from localllm.server.body import ANY, ARRAY, BOOL, OBJECT, STRING, Shape, read_body
+from localllm.server.pull import pull_chunks
 from localllm.server.respond import Answer, Chunk, json_response
 from localllm.server.state import state_of
 from localllm.server.times import expiry_text, local_text
@@ -235,7 +236,10 @@ async def _create(
         try:
             model = await state.catalog.create_from_model(name, base, recipe)
         except ModelNotFound:
-            raise ModelNotFound(f"model '{base}' not found") from None
+            async for chunk in pull_chunks(state, base):
+                if chunk["status"] != "success":
+                    yield chunk
+            model = await state.catalog.create_from_model(name, base, recipe)
     for layer in model.layers:
         yield {"status": f"using existing layer sha256:{layer.digest}"}
     yield {"status": "writing manifest"}

@@ -24,11 +24,14 @@ async def pull(request: Request) -> Response:
     if not name:
         raise BadRequest("invalid model name: a name is required")
     Reference.parse(name)
-    chunks = _chunks(state_of(request), name, is_insecure=fields.get("insecure", False))
+    chunks = pull_chunks(state_of(request), name, is_insecure=fields.get("insecure", False))
     return Answer(chunks, merge=None if fields.get("stream", True) else _last)
 
 
-async def _chunks(state: State, name: str, *, is_insecure: bool) -> AsyncIterator[Chunk]:
+async def pull_chunks(
+    state: State, name: str, *, is_insecure: bool = False
+) -> AsyncIterator[Chunk]:
+    """The lines of a pull. Closing the iterator cancels it."""
     async with aclosing(state.pulls.events(name, is_insecure=is_insecure)) as events:
         async for event in events:
             if isinstance(event, Header):

@@ -90,6 +90,16 @@ def test_answer_as_one_object(server: Server, hub: HubStandIn) -> None:
     assert answer.json() == {"status": "success"}
 
 
+def test_create_pulls_what_it_is_made_from(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+    body = {"model": "mine", "from": NAME, "system": "Be brief."}
+    lines = lines_of(server.http.post("/api/create", json=body))
+    statuses = [line["status"] for line in lines]
+    assert statuses[0] == "pulling manifest"
+    assert statuses.count("success") == 1
+    assert server.post("/api/show", model="mine").json()["system"] == "Be brief."
+
+
 def test_unknown_model_is_a_line_of_the_stream(server: Server, hub: HubStandIn) -> None:
     answer = server.post("/api/pull", model="hf.co/org/none")
     assert answer.status_code == 200
