@@ -42,7 +42,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The logits of one wanted token and the edits it is drawn under."""
+    """A sequence that is caught up, and the row of the result that gives its next token."""
 
     sequence: Sequence
     row: int
