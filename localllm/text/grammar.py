@@ -2,7 +2,7 @@
 
 Promises:
   1. an answer that comes to its own end is valid JSON, and valid against its schema;
-  2. it ends with the value, and blanks between tokens of JSON are few;
+  2. it ends with the value, blanks between tokens of JSON are few, and so are a number's digits;
   3. what the schema asks for and is not enforced is refused by name, never ignored.
 
 Not here: how a token is drawn under a mask (masks.py), which part of an answer is thinking
@@ -33,9 +33,13 @@ MAX_DEPTH = 64
 MAX_SCHEMA_LENGTH = 1 << 20
 # One space, or a line break and an indentation: models would fill an answer with blanks.
 BLANKS = r"( |\n[ \t]{0,32})"
+# Of one number in a row: more than a double or an int64 can hold, and models would never stop.
+MAX_DIGITS = 20
+QUOTE, BACKSLASH, ZERO, NINE = b'"\\09'
 # What llguidance takes for a mark of its own, not for text.
 MARK = b"\xff"
 MAX_MARK_LENGTH = 256
+BITS = 32
 HARMONY_ANSWER = re.compile(
     rb"<\|channel\|>\s*final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>", re.DOTALL
 )
@@ -78,7 +82,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._table: LLTokenizer | None = None
+        self._table: tuple[LLTokenizer, TokenTable] | None = None
 
     def constraint(self, schema: Mapping[str, Any] | bool) -> "JsonConstraint":
         """A fresh constraint. Raises BadSchema, naming what is not supported."""
@@ -90,10 +94,18 @@ class Grammars:
             grammar = LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
         except ValueError as error:
             raise BadSchema(f"format: {_one_line(str(error))}") from None
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0)
+        tokens, table = self._tokens()
+        matcher = LLMatcher(tokens, grammar, log_level=0)
         if matcher.is_error():
             raise BadSchema(_reason(matcher.get_error()))
-        return JsonConstraint(matcher)
+        constraint = JsonConstraint(matcher, table)
+        try:
+            is_possible = bool(constraint.allowed().any())
+        except LocalLLMError:
+            is_possible = False
+        if not is_possible:
+            raise BadSchema("format: nothing is valid against the schema")
+        return constraint
 
     def answer(
         self, schema: Mapping[str, Any] | bool, dialect: Dialect, prompt_end: str, *, think: bool
@@ -113,14 +125,14 @@ class Grammars:
             return constraint
         return Later(constraint, self.tokenizer, close, opening)
 
-    def _tokens(self) -> "LLTokenizer":
+    def _tokens(self) -> "tuple[LLTokenizer, TokenTable]":
         with self._lock:
             if self._table is None:
                 from llguidance import LLTokenizer
 
                 ends = sorted(self.tokenizer.eog_ids) or [self.tokenizer.vocab_size - 1]
                 table = TokenTable(self.tokenizer, ends[0])
-                self._table = LLTokenizer(table, eos_token=ends)  # type: ignore[arg-type]
+                self._table = LLTokenizer(table, eos_token=ends), table  # type: ignore[arg-type]
             return self._table
 
 
@@ -143,6 +155,11 @@ class TokenTable:
         self.tokens: Sequence[bytes] = [
             MARK * (i in marks) + tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)
         ]
+        begins = np.array([token[:1].isdigit() for token in self.tokens], bool)
+        # llguidance's masks may have a word more than the vocabulary needs.
+        padded = np.pad(begins, (0, -len(begins) % BITS + 2 * BITS))
+        # The tokens that do not go on with a number.
+        self.no_digits: Mask = ~np.packbits(padded, bitorder="little").view(np.uint32)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """The tokens of a text that goes on in the middle of an answer: no space is put before it."""
@@ -164,23 +181,44 @@ class TokenTable:
 class JsonConstraint:
     """The state of one answer. Not thread-safe."""
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    def __init__(self, matcher: "LLMatcher", table: TokenTable) -> None:
         self._matcher = matcher
+        self._table = table
+        self._num_digits = 0
+        self._is_text = False
+        self._is_escaped = False
 
     @property
     def is_finished(self) -> bool:
         return bool(self._matcher.is_stopped())
 
-    def allowed(self) -> Mask | None:
+    def allowed(self) -> Mask:
         """A bit for each token that may be next; the tokens that end an answer among them."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
+        if self._num_digits >= MAX_DIGITS:
+            others: Mask = mask & self._table.no_digits[: len(mask)]
+            # A constant or a pattern may ask for more digits.
+            return others if others.any() else mask
         return mask
 
     def accept(self, token: int) -> None:
         """Go on by a token that was allowed."""
         self._matcher.consume_token(token)
         self._check()
+        for byte in self._table.tokens[token]:
+            self._watch(byte)
+
+    def _watch(self, byte: int) -> None:
+        """Count the digits of a number; those in texts do not matter."""
+        is_digit = ZERO <= byte <= NINE and not self._is_text
+        self._num_digits = self._num_digits + 1 if is_digit else 0
+        if self._is_text and not self._is_escaped and byte == BACKSLASH:
+            self._is_escaped = True
+            return
+        if byte == QUOTE and not self._is_escaped:
+            self._is_text = not self._is_text
+        self._is_escaped = False
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -221,7 +259,7 @@ class Later:
         found = self._constraint.allowed()
         if found is not None:
             found = found.copy()
-            found[self._opening // 32] |= np.uint32(1 << (self._opening % 32))
+            found[self._opening // BITS] |= np.uint32(1 << (self._opening % BITS))
         return found
 
     def accept(self, token: int) -> None:

@@ -7,6 +7,7 @@ import queue
 import jsonschema
 import numpy as np
 import pytest
+from schemas import Schemas
 
 from localllm.answers import TextDelta
 from localllm.config import load_settings
@@ -182,6 +183,33 @@ def test_a_real_model_keeps_to_schemas(real_model, schema) -> None:
         jsonschema.validate(json.loads(whole.text), schema)
         assert whole.done_reason == "stop"
         assert "  " not in whole.text.replace("\n" + " " * 32, "") or "\n" in whole.text
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_real_model_keeps_to_300_schemas(real_model) -> None:
+    """Every answer that ends is valid; nearly all end, though the model knows no JSON."""
+    made = Schemas(seed=11)
+    wanted = {next(names): made.whole() for _ in range(300)}
+    deltas: queue.SimpleQueue[list[TextDelta]] = queue.SimpleQueue()
+    # One sink for all, so that the engine takes as many as it can in a step.
+    sink = deltas.put
+    for seed, (name, schema) in enumerate(wanted.items()):
+        params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=seed, num_predict=400)
+        asked = TextRequest(name, messages=user("JSON, please."), params=params, format=schema)
+        real_model.start(asked, sink)
+    texts = dict.fromkeys(wanted, "")
+    reasons: dict[str, str | None] = {}
+    while len(reasons) < len(wanted):
+        for delta in deltas.get(timeout=600):
+            texts[delta.request_id] += delta.text
+            assert delta.error is None
+            if delta.is_last:
+                reasons[delta.request_id] = delta.done_reason
+    ended = [name for name, reason in reasons.items() if reason == "stop"]
+    for name in ended:
+        jsonschema.validate(json.loads(texts[name]), wanted[name])
+    assert len(ended) > 295
 
 
 @pytest.mark.real

@@ -71,6 +71,8 @@ SCHEMAS = [
 def tokenizer(make_metadata) -> Tokenizer:
     keys = {"ggml.eos_token_id": 258, "ggml.bos_token_id": 257}
     extra = [(text, 1) for text in ('{"', '": ', "  ", "\n\n", "ab", "ü")]
+    # A whole number of words: masks may have one more.
+    extra += [(f"<unused{i}>", CONTROL) for i in range(-(257 + len(TOKENS) + len(extra)) % 32)]
     return load_tokenizer(make_metadata(byte_level([*TOKENS, *extra], **keys)))
 
 
@@ -136,6 +138,22 @@ def test_runs_of_blanks_are_bounded(grammars, blanks) -> None:
             accept(grammars, schema, begin + blanks)
 
 
+def test_numbers_do_not_run_on(grammars) -> None:
+    """Texts with digits may be long, and so may a constant that is."""
+    size = grammars.tokenizer.vocab_size
+    digits = {grammars.tokenizer.id_of(text) for text in "0123456789"}
+    for begin in ("3.", "1", "-0.00", "[1, 2e", '["a\\"", 5'):
+        constraint = accept(grammars, {"type": ["number", "array"]}, begin + "3" * 17)
+        assert digits <= set(ids_of(constraint.allowed(), size))
+        for _ in range(3):
+            constraint.accept(grammars.tokenizer.id_of("3"))
+        assert not digits & set(ids_of(constraint.allowed(), size))
+    text = accept(grammars, {"type": "string"}, '"\\"' + "3" * 40)
+    assert digits <= set(ids_of(text.allowed(), size))
+    long = accept(grammars, {"const": int("3" * 19)}, "3" * 10)
+    assert not long.is_finished
+
+
 def test_control_tokens_are_no_text_of_an_answer(grammars) -> None:
     tokenizer = grammars.tokenizer
     constraint = grammars.constraint({"type": "string"})
@@ -162,6 +180,7 @@ def test_control_tokens_are_no_text_of_an_answer(grammars) -> None:
         ({"$ref": "http://example.com/x"}, "example.com"),
         ({"type": "nope"}, "nope"),
         ({"enum": []}, "empty"),
+        ({"$ref": "#/$defs/R", "$defs": {"R": {"$ref": "#/$defs/R"}}}, "nothing is valid"),
         ({"type": "integer", "minimum": 2, "maximum": 1}, "minimum"),
         ({"type": 3}, "type"),
         ({"properties": []}, "properties"),
