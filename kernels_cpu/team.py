@@ -190,7 +190,7 @@ def run_shares(control: int, record: int, items: int, thread: int, number: int) 
     """Do shares of a record until all are claimed."""
     code, args, flags = slot(record, 0), slot(record, 1), slot(record, 5)
     scratch = slot(control + THREADS, 8 * thread)
-    most = slot(control + NUM_THREADS, 0)
+    most = min(slot(control + NUM_THREADS, 0), MOST_SHARES)
     if flags & CLAIM:
         most = MOST_SHARES
     elif flags & SERIAL:

@@ -99,7 +99,7 @@ def check_random_programs_on_more_threads_than_cores() -> None:
     """Threads lose their cores at any moment: late ones must neither repeat nor miss anything."""
     rng = np.random.default_rng(11)
     team = Team(5, scratch_bytes=64)
-    for _ in range(150):
+    for _ in range(60):
         num_records = int(rng.integers(1, 90))
         sizes = rng.integers(0, 60, num_records) * (rng.random(num_records) < 0.7)
         counts = [np.zeros(60, np.int64) for _ in sizes]
