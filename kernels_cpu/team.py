@@ -16,7 +16,7 @@ A *program* is an array of records, `RECORD_SLOTS` int64 each:
     6 label    for whoever looks at a program; the team does not read it
     7          0
 
-A record starts when all before it are over, back to the last one that is not JOINED; one without
+A record starts when those before it are over, except JOINED ones directly before it; one without
 items costs a few nanoseconds. A kernel is called as kernel(args, first, last, scratch) and must not
 depend on how items are dealt. A count may be written by an earlier record, provided that no record
 between that one and this had the same count.
