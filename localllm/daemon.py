@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localllm.config import Settings, process_environment
+from localllm.config import Settings
 from localllm.durations import FOREVER, parse_keep_alive
 from localllm.errors import BadRequest, Busy
+from localllm.launch import Launched, launch_runner
 from localllm.messages import Delta, Generate, Load, Loading
 from localllm.runner_process import RunnerProcess
 
@@ -124,10 +125,10 @@ class Daemon:
         """Whether any request is running, waiting or loading a model."""
         return self._num_waiting > 0 or any(m.num_users for m in self._models.values())
 
-    def prepare(self) -> None:
-        """Start a runner before it is known what for: importing its libraries takes time."""
+    def prepare(self, launched: Launched) -> None:
+        """Keep a runner that was started before it was known what for."""
         if self._spare is None:
-            self._spare = asyncio.ensure_future(self._start_runner())
+            self._spare = asyncio.ensure_future(RunnerProcess.adopt(launched))
             asyncio.get_running_loop().call_later(SPARE_SECONDS, self._drop_spare, self._spare)
 
     @asynccontextmanager
@@ -328,13 +329,9 @@ async def _close_started(starting: asyncio.Task[RunnerProcess]) -> None:
 
 
 def runner_starter(settings: Settings) -> StartRunner:
-    """How the daemon starts real runners: told the instruction set before they import Numba."""
+    """How the daemon starts real runners."""
 
     async def start() -> RunnerProcess:
-        from kernels_cpu.isa import detect, environment_for
-
-        level = settings.isa or detect(settings.cache_dir)
-        environ = environment_for(level, process_environment())
-        return await RunnerProcess.start({**environ, "LOCALLLM_ISA": level})
+        return await RunnerProcess.adopt(launch_runner(settings))
 
     return start

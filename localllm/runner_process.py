@@ -13,14 +13,13 @@ Not here: which runners exist and for how long (daemon.py).
 import asyncio
 import logging
 import signal
-import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from localllm.errors import RunnerDied
+from localllm.launch import COMMAND, Launched, launch
 from localllm.messages import (
     HEADER,
     MAX_BODY_BYTES,
@@ -39,7 +38,6 @@ from localllm.messages import (
     error_of,
 )
 
-COMMAND = (sys.executable, "-m", "localllm.runner")
 STALL_SECONDS = 30.0
 LOAD_STALL_SECONDS = 300.0
 EXIT_SECONDS = 3.0
@@ -88,29 +86,17 @@ class RunnerProcess:
         command: Sequence[str] = COMMAND,
         stall_seconds: float = STALL_SECONDS,
     ) -> "RunnerProcess":
-        """Start the process, which imports its libraries while it waits for `load`.
+        """Start the process, which imports its libraries while it waits for `load`."""
+        return await cls.adopt(launch(environ, command), stall_seconds)
 
-        Must be called on the main thread: the parent-death signal follows the thread that starts
-        it.
-        """
-        ours, theirs = socket.socketpair()
-        try:
-            process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                env=dict(environ),
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
-        return cls(process, reader, writer, stall_seconds)
+    @classmethod
+    async def adopt(
+        cls, launched: Launched, stall_seconds: float = STALL_SECONDS
+    ) -> "RunnerProcess":
+        """Take over a process that was started before there was an event loop."""
+        launched.socket.setblocking(False)
+        streams = await asyncio.open_unix_connection(sock=launched.socket, limit=1 << 20)
+        return cls(launched.process, *streams, stall_seconds)
 
     @property
     def pid(self) -> int:
@@ -169,7 +155,8 @@ class RunnerProcess:
     @property
     def is_dead(self) -> bool:
         """Whether it takes no more requests: it died, or is being ended."""
-        return self._reason is not None or self.closed.is_set()
+        is_gone = self.closed.is_set() or self._process.poll() is not None
+        return is_gone or self._reason is not None
 
     def retire(self) -> None:
         """Take no more requests, and let the process end."""

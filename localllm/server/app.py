@@ -25,6 +25,7 @@ from localllm.config import Settings
 from localllm.daemon import Daemon, StartRunner, runner_starter
 from localllm.errors import DaemonUnavailable, LocalLLMError
 from localllm.identity import Build, read_secret, version_body
+from localllm.launch import Launched
 from localllm.pull.background import Pulls
 from localllm.server import models, ollama, pull
 from localllm.server.guard import Guard
@@ -142,12 +143,12 @@ def serve(
     start_runner: StartRunner | None = None,
     *,
     is_background: bool = False,
-    prepares: bool = False,
+    prepared: Launched | None = None,
     on_listening: Callable[[Address], None] | None = None,
 ) -> None:
     """Run the daemon until a signal ends it.
 
-    `prepares` starts the first runner before the server: whoever starts the daemon will need it.
+    `prepared` is a first runner that was started already: whoever starts the daemon needs it.
     Raises DaemonUnavailable if the address is taken.
     """
     _set_up_logging(settings, is_background=is_background)
@@ -165,7 +166,7 @@ def serve(
                 sock,
                 start_runner,
                 on_listening,
-                prepares=prepares,
+                prepared=prepared,
                 is_background=is_background,
             )
         )
@@ -178,12 +179,12 @@ async def _serve(
     start_runner: StartRunner | None,
     on_listening: Callable[[Address], None] | None,
     *,
-    prepares: bool,
+    prepared: Launched | None,
     is_background: bool,
 ) -> None:
     daemon = Daemon(settings, start_runner or runner_starter(settings))
-    if prepares:
-        daemon.prepare()
+    if prepared is not None:
+        daemon.prepare(prepared)
     store = Store(settings.data_dir / "models")
     servers: list[_Server] = []
     state = State(

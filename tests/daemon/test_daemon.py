@@ -13,6 +13,7 @@ from localllm.config import Settings
 from localllm.daemon import Daemon, Target
 from localllm.durations import FOREVER
 from localllm.errors import BadFile, Busy, RunnerDied
+from localllm.launch import launch
 from localllm.messages import Generate
 from localllm.runner_process import RunnerProcess
 
@@ -55,7 +56,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_model_is_loaded_once_for_all_who_ask() -> None:
     async def test(daemon: Daemon) -> None:
-        daemon.prepare()
+        daemon.prepare(launch(os.environ, FAKE))
         answers = await asyncio.gather(*(ask(daemon, A) for _ in range(10)))
         assert set(answers) == {"0 1 2 "}
         assert names(daemon) == ["a"]
@@ -67,27 +68,22 @@ def test_model_is_loaded_once_for_all_who_ask() -> None:
 def test_prepared_runner_is_used_if_it_lives_and_ended_if_nobody_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("localllm.daemon.SPARE_SECONDS", 0.05)
-    started: list[RunnerProcess] = []
+    async def test(daemon: Daemon) -> None:
+        used = launch(os.environ, FAKE)
+        daemon.prepare(used)
+        await ask(daemon, A)
+        assert pid(daemon) == used.process.pid
+        dead = launch(os.environ, FAKE)
+        daemon.prepare(dead)
+        dead.process.kill()
+        dead.process.wait()
+        assert await ask(daemon, B) == "0 1 2 "
+        monkeypatch.setattr("localllm.daemon.SPARE_SECONDS", 0.05)
+        unused = launch(os.environ, FAKE)
+        daemon.prepare(unused)
+        await until(lambda: unused.process.poll() is not None)
 
-    async def start() -> RunnerProcess:
-        started.append(await start_fake())
-        return started[-1]
-
-    async def body() -> None:
-        daemon = Daemon(Settings(), start)
-        daemon.prepare()
-        await until(lambda: bool(started))
-        await started[0].closed.wait()
-        daemon.prepare()
-        await until(lambda: len(started) == 2)
-        os.kill(started[1].pid, signal.SIGKILL)
-        await started[1].closed.wait()
-        assert await ask(daemon, A) == "0 1 2 "
-        assert len(started) == 3
-        await daemon.close()
-
-    asyncio.run(asyncio.wait_for(body(), 60))
+    run(test)
 
 
 def test_failed_load_is_told_to_its_requests_and_forgotten() -> None:
