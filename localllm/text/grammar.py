@@ -33,9 +33,10 @@ MAX_DEPTH = 64
 MAX_SCHEMA_LENGTH = 1 << 20
 # One space, or a line break and an indentation: models would fill an answer with blanks.
 BLANKS = r"( |\n[ \t]{0,32})"
-# Of one number in a row: more than a double or an int64 can hold, and models would never stop.
-MAX_DIGITS = 20
-QUOTE, BACKSLASH, ZERO, NINE = b'"\\09'
+# Of an integer and of any other number: models would never stop. Beyond the latter, and the three
+# digits of a token, a double cannot tell a number from its bound.
+MAX_DIGITS, MAX_DECIMAL_DIGITS = 20, 13
+QUOTE, BACKSLASH, POINT, ZERO, NINE = b'"\\.09'
 # What llguidance takes for a mark of its own, not for text.
 MARK = b"\xff"
 MAX_MARK_LENGTH = 256
@@ -185,6 +186,7 @@ class JsonConstraint:
         self._matcher = matcher
         self._table = table
         self._num_digits = 0
+        self._max_digits = MAX_DIGITS
         self._is_text = False
         self._is_escaped = False
 
@@ -196,7 +198,7 @@ class JsonConstraint:
         """A bit for each token that may be next; the tokens that end an answer among them."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
-        if self._num_digits >= MAX_DIGITS:
+        if self._num_digits >= self._max_digits:
             others: Mask = mask & self._table.no_digits[: len(mask)]
             # A constant or a pattern may ask for more digits.
             return others if others.any() else mask
@@ -211,8 +213,12 @@ class JsonConstraint:
 
     def _watch(self, byte: int) -> None:
         """Count the digits of a number; those in texts do not matter."""
-        is_digit = ZERO <= byte <= NINE and not self._is_text
-        self._num_digits = self._num_digits + 1 if is_digit else 0
+        if self._is_text or not (ZERO <= byte <= NINE or byte == POINT):
+            self._num_digits, self._max_digits = 0, MAX_DIGITS
+        elif byte == POINT:
+            self._max_digits = MAX_DECIMAL_DIGITS
+        else:
+            self._num_digits += 1
         if self._is_text and not self._is_escaped and byte == BACKSLASH:
             self._is_escaped = True
             return
