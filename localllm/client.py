@@ -272,4 +272,4 @@ def _last_line(path: Path) -> str:
         lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:
         return "no log"
-    return lines[-1] if lines else "no log"
+    return lines[-1].removeprefix("Error: ") if lines else "no log"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from localllm.config import Settings, process_environment
+from localllm.errors import BadRequest
 
 COMMAND = (sys.executable, "-m", "localllm.runner")
 
@@ -46,9 +47,14 @@ def launch(environ: Mapping[str, str], command: Sequence[str] = COMMAND) -> Laun
 
 
 def launch_runner(settings: Settings) -> Launched:
-    """Start a real runner, told the instruction set before it imports Numba."""
-    from kernels_cpu.isa import detect, environment_for
+    """Start a real runner, told the instruction set before it imports Numba.
+
+    Raises BadRequest for a level that does not exist.
+    """
+    from kernels_cpu.isa import LEVELS, detect, environment_for
 
     level = settings.isa or detect(settings.cache_dir)
+    if level not in LEVELS:
+        raise BadRequest(f"LOCALLLM_ISA is {level!r}, which is none of {', '.join(LEVELS)}")
     environ = environment_for(level, process_environment())
     return launch({**environ, "LOCALLLM_ISA": level})

@@ -13,11 +13,11 @@ def main() -> int:
     settings = load_settings()
     if "--background" in sys.argv:
         os.chdir("/")
-    # It imports its libraries on another core while the server's are imported here.
-    prepared = launch_runner(settings) if "--prepare" in sys.argv else None
-    from localllm.server.app import serve
-
     try:
+        # It imports its libraries on another core while the server's are imported here.
+        prepared = launch_runner(settings) if "--prepare" in sys.argv else None
+        from localllm.server.app import serve
+
         serve(settings, is_background="--background" in sys.argv, prepared=prepared)
     except LocalLLMError as error:
         print(f"Error: {error}", file=sys.stderr)
