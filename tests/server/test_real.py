@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,8 +29,11 @@ class Daemon:
     def __init__(self, folder: Path) -> None:
         # Kernels come from the user's own cache: compiling them is another test's matter.
         cache = str(load_settings().cache_dir)
-        self.env = environment(folder, LOCALLLM_HOST="127.0.0.1:17437", LOCALLLM_CACHE=cache)
-        self.settings = Settings(host="127.0.0.1:17437", data_dir=folder)
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            host = f"127.0.0.1:{sock.getsockname()[1]}"
+        self.env = environment(folder, LOCALLLM_HOST=host, LOCALLLM_CACHE=cache)
+        self.settings = Settings(host=host, data_dir=folder)
 
     def run(self, *args: str) -> str:
         command = [sys.executable, "-m", "localllm.cli", *args]
