@@ -156,11 +156,16 @@ class TokenTable:
         self.tokens: Sequence[bytes] = [
             MARK * (i in marks) + tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)
         ]
-        begins = np.array([token[:1].isdigit() for token in self.tokens], bool)
+        # The tokens that do not go on with a number, and those that do not with a zero.
+        self.no_digits = self._without(b"0123456789")
+        self.no_zeros = self._without(b"0")
+
+    def _without(self, begins: bytes) -> Mask:
+        """The tokens that begin otherwise, as a mask."""
+        found = np.array([token[:1] != b"" and token[0] in begins for token in self.tokens], bool)
         # llguidance's masks may have a word more than the vocabulary needs.
-        padded = np.pad(begins, (0, -len(begins) % BITS + 2 * BITS))
-        # The tokens that do not go on with a number.
-        self.no_digits: Mask = ~np.packbits(padded, bitorder="little").view(np.uint32)
+        padded = np.pad(found, (0, -len(found) % BITS + 2 * BITS))
+        return ~np.packbits(padded, bitorder="little").view(np.uint32)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """The tokens of a text that goes on in the middle of an answer: no space is put before it."""
@@ -198,10 +203,13 @@ class JsonConstraint:
         """A bit for each token that may be next; the tokens that end an answer among them."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
-        if self._num_digits >= self._max_digits:
-            others: Mask = mask & self._table.no_digits[: len(mask)]
-            # A constant or a pattern may ask for more digits.
-            return others if others.any() else mask
+        if self._num_digits < self._max_digits:
+            return mask
+        # A constant may ask for more digits, and a bound for one that is no zero.
+        for bound in (self._table.no_digits, self._table.no_zeros):
+            others: Mask = mask & bound[: len(mask)]
+            if others.any():
+                return others
         return mask
 
     def accept(self, token: int) -> None:

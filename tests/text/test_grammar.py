@@ -149,6 +149,8 @@ def test_numbers_do_not_run_on(grammars) -> None:
         for _ in range(3):
             constraint.accept(grammars.tokenizer.id_of("3"))
         assert not digits & set(ids_of(constraint.allowed(), size))
+    above = accept(grammars, {"type": "number", "exclusiveMinimum": 4}, "4." + "0" * 12)
+    assert set(ids_of(above.allowed(), size)) == digits - {grammars.tokenizer.id_of("0")}
     text = accept(grammars, {"type": "string"}, '"\\"' + "3" * 40)
     assert digits <= set(ids_of(text.allowed(), size))
     long = accept(grammars, {"const": int("3" * 19)}, "3" * 10)
