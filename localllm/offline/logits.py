@@ -82,6 +82,8 @@ def load_ids(path: Path) -> list[int]:
     """Token ids of a .npy file: one dimension of integers."""
     try:
         ids = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise BadFile(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:
         raise BadFile(f"{path}: is no .npy file of token ids: {error}") from error
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":

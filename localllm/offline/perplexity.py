@@ -42,6 +42,8 @@ class Base:
             with np.load(path, allow_pickle=False) as file:
                 tokens, ids = file["tokens"], file["top_ids"]
                 logprobs = file["top_logprobs"].astype(np.float64)
+        except FileNotFoundError:
+            raise BadFile(f"{path}: there is no such file") from None
         except (OSError, ValueError, KeyError) as error:
             raise BadFile(f"{path}: is no file of saved log-probabilities: {error}") from error
         if tokens.ndim != 1 or ids.shape != logprobs.shape or ids.shape[:1] != tokens.shape:
@@ -148,7 +150,10 @@ def tokens_of(file: GgufFile, text: Path | None, base: Base | None) -> list[int]
             raise BadRequest("perplexity needs a text or a base of saved log-probabilities")
         return base.tokens
     tokenizer = load_tokenizer(file.metadata)
-    tokens = tokenizer.encode(text.read_bytes(), parse_special=False)
+    try:
+        tokens = tokenizer.encode(text.read_bytes(), parse_special=False)
+    except OSError as error:
+        raise BadFile(f"{text}: cannot be read: {error.strerror}") from None
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         tokens.insert(0, tokenizer.bos_id)
     if base is not None:
