@@ -9,7 +9,7 @@ int8 with one float32 scale and one scaled sum per 16 values, or panels_bf16.py 
 tiles; panels_float.py for F32, F16 and BF16.
 
 A token's sum has one shape, whatever the number of tokens: there is one register tile of several
-tokens; where fewer are left, the last one is repeated.
+tokens; where fewer are left, the last one is repeated, and nothing is written of the copies.
 
 Argument block (int64 slots):
      0  address of the raw weights            1  bytes per weight row
@@ -24,7 +24,7 @@ Argument block (int64 slots):
     11  address of b, float32 [rows], or 0   12  1: the residual is what out holds, 0: there is none
     13  float32 bits of scale
     14  address of the first token, int64    15  address of the token after the last, int64
-Scratch: 64 KiB and 320 bytes a token, tokens rounded up to 32.
+Scratch: 64 KiB and 512 bytes a token, tokens rounded up to 32.
 """
 
 from kernels_cpu.amx import Hardware

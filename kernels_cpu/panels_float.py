@@ -14,6 +14,7 @@ from kernels_cpu.panels_tile import (
     Product,
     RegisterTile,
     divide_up,
+    existing,
     for_parts,
     for_register_tiles,
     for_tiles,
@@ -93,7 +94,7 @@ def unpack(p: Product, f: FloatFormat, value: Value, values: Value) -> None:
 
 def register_tile() -> RegisterTile:
     """Sums and operands fit into 32 or 16 registers; enough chains to hide their latency."""
-    return RegisterTile(8, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(6, 2, 8)
+    return RegisterTile(8, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(4, 2, 8)
 
 
 def multiply(p: Product, value: Value, values: Value, ahead: NextTile) -> None:
@@ -101,11 +102,11 @@ def multiply(p: Product, value: Value, values: Value, ahead: NextTile) -> None:
     e, tile = p.e, register_tile()
     at_value = e.mul(value, 4)
 
-    def body(tokens: list[Value], shift: Value) -> None:
-        stride = p.args[5]
-        inputs = [e.at(p.args[4], e.b.mul(e.at(p.begin, t), stride), at_value) for t in tokens]
-        outputs = [e.at(p.sums, e.mul(t, SUMS_BYTES), shift) for t in tokens]
-        micro_kernel(e, tile, e.at(p.panel, shift), inputs, values, outputs, ahead)
+    def body(first: Value, shift: Value) -> None:
+        tokens = [existing(p, e.at(first, m)) for m in range(tile.tokens)]
+        inputs = [e.at(p.args[4], e.b.mul(t, p.args[5]), at_value) for t in tokens]
+        sums = e.at(p.sums, e.mul(first, SUMS_BYTES), shift)
+        micro_kernel(e, tile, e.at(p.panel, shift), inputs, values, sums, ahead)
 
     for_register_tiles(p, tile, body)
 
@@ -116,10 +117,10 @@ def micro_kernel(
     panel: Value,
     inputs: list[Value],
     values: Value,
-    outputs: list[Value],
+    sums: Value,
     ahead: NextTile,
 ) -> None:
-    """outputs[m][row] += sum over k < values of panel[k][row] * inputs[m][k]."""
+    """sums[m][row] += sum over k < values of panel[k][row] * inputs[m][k]."""
     floats, width = vec(f32, tile.lanes), tile.column_bytes
     totals = {pair: e.variable(e.const(0.0, floats)) for pair in tile.pairs}
     for total in totals.values():
@@ -133,8 +134,5 @@ def micro_kernel(
             for n, weight in enumerate(weights):
                 e.set(totals[m, n], e.fma(weight, number, e.get(totals[m, n])))
     for (m, n), total in totals.items():
-        place = e.at(outputs[m], width * n)
-        # The repeated token at the end: all read before any is written.
-        e.set(total, e.b.fadd(e.load(place, floats, width), e.get(total)))
-    for (m, n), total in totals.items():
-        e.store(e.get(total), e.at(outputs[m], width * n), width)
+        place = e.at(sums, m * SUMS_BYTES + n * width)
+        e.store(e.b.fadd(e.load(place, floats, width), e.get(total)), place, width)

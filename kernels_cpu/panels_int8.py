@@ -14,6 +14,7 @@ from kernels_cpu.panels_tile import (
     Product,
     RegisterTile,
     divide,
+    existing,
     first_lanes,
     for_parts,
     for_register_tiles,
@@ -28,10 +29,10 @@ from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
 from kernels_cpu.unpack_blocks import GROUP, LANES, STEP_BYTES, BytePanel, Format
 
 DEPTH = 512
-PREPARED_BYTES = largest_part(DEPTH) // 16 * 4
+SCALES_BYTES = largest_part(DEPTH) // 16 * 4
+PREPARED_BYTES = 2 * SCALES_BYTES
 # For each group of a register tile: enough for all of the next tile if there are some 16 tokens.
 LINES_AHEAD = 4
-MAGIC = 1.5 * 2.0**23
 Sums = dict[tuple[int, int], Value]
 
 
@@ -42,8 +43,7 @@ def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value,
         def part(value: Value, values: Value) -> None:
             groups = divide(e, values, GROUP)
             unpack_tile(p, f, value, groups, lambda group, half: byte_panel(p, f, group, half))
-            if not f.is_signed:
-                prepare(p, f, value, values)
+            prepare(p, f, value, values)
             ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
             multiply(p, f, value, groups, ahead)
 
@@ -59,25 +59,40 @@ def byte_panel(p: Product, f: Format, group: Value, half: Value) -> BytePanel:
 
 
 def prepare(p: Product, f: Format, value: Value, values: Value) -> None:
-    """For each token: sums of activations per weight scale, times -offset where there is one."""
+    """For each token, side by side: the scales of its activations, and their sums.
+
+    Sums of as many as a weight scale counts for, times -offset where there is one.
+    """
     e = p.e
     factor = e.const(1.0 if f.offset is None else -float(f.offset), vec(f32, LANES))
-    firsts = range(0, PREPARED_BYTES // 4, LANES)
-    masks = [first_lanes(e, e.at(divide(e, values, 16), -k)) for k in firsts]
-    with e.loop(p.tokens) as t:
-        source = activations(p, e.at(p.begin, t.index), value).sums
+    firsts = range(0, SCALES_BYTES, 4 * LANES)
+    masks = [first_lanes(e, e.at(divide(e, values, 16), -k // 4)) for k in firsts]
+    with e.loop(p.rounded) as t:
+        place = e.at(e.b.mul(existing(p, t.index), p.args[8]), divide(e, value, 16))
+        scales, sums = (e.at(p.args[slot], e.mul(place, 4)) for slot in (6, 7))
         target = e.at(p.prepared, e.mul(t.index, PREPARED_BYTES))
-        sums = [masked_load(e, e.at(source, 4 * k), m) for k, m in zip(firsts, masks)]
+        for k, mask in zip(firsts, masks):
+            e.store(masked_load(e, e.at(scales, k), mask), e.at(target, k), 64)
+        vectors = [masked_load(e, e.at(sums, k), mask) for k, mask in zip(firsts, masks)]
         if f.scales == 1:
-            sums.append(e.const(0.0, vec(f32, LANES)))
-            sums = [neighbour_sums(e, a, b) for a, b in zip(sums[::2], sums[1::2])]
-        for k, s in enumerate(sums):
-            e.store(e.b.fmul(s, factor), e.at(target, 64 * k), 64)
+            vectors.append(e.const(0.0, factor.type))
+            vectors = [neighbour_sums(e, a, b) for a, b in zip(vectors[::2], vectors[1::2])]
+        for k, v in enumerate(vectors):
+            e.store(e.b.fmul(v, factor), e.at(target, SCALES_BYTES + 64 * k), 64)
 
 
 def register_tile() -> RegisterTile:
     """Sums, integers, scaled integers and the operands of a step fit into 32 or 16 registers."""
     return RegisterTile(4, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(2, 2, 8)
+
+
+def keeps_sums(f: Format) -> bool:
+    """Whether sums stay in registers over the groups.
+
+    With one scale to 32 values, 32 registers hold all but one or two vectors, and it depends on
+    LLVM's idea of the processor whether something else is moved to the stack in each group.
+    """
+    return f.scales > 1 or isa() not in ("amx", "avx512")
 
 
 def neighbour_sums(e: Ir, a: Value, b: Value) -> Value:
@@ -89,33 +104,24 @@ def neighbour_sums(e: Ir, a: Value, b: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Addresses of one token's int8 values, their scales and their (prepared) sums."""
+    """Addresses of one token's int8 values, their scales and their prepared sums."""
 
     values: Value
     scales: Value
     sums: Value
 
 
-def activations(p: Product, token: Value, value: Value) -> Activations:
-    """Of a token, from `value` on."""
-    e, args = p.e, p.args
-    at_scale = e.mul(e.at(e.b.mul(token, args[8]), divide(e, value, 16)), 4)
-    values = e.at(args[4], e.b.mul(token, args[5]), value)
-    return Activations(values, e.at(args[6], at_scale), e.at(args[7], at_scale))
-
-
 def multiply(p: Product, f: Format, value: Value, groups: Value, ahead: NextTile) -> None:
     """Add panel times activations to the sums of all tokens."""
     e, tile = p.e, register_tile()
 
-    def body(tokens: list[Value], shift: Value) -> None:
-        inputs = []
-        for t in tokens:
-            x = activations(p, e.at(p.begin, t), value)
-            prepared = e.at(p.prepared, e.mul(t, PREPARED_BYTES))
-            inputs.append(Activations(x.values, x.scales, prepared))
-        outputs = [e.at(p.sums, e.mul(t, SUMS_BYTES), shift) for t in tokens]
-        MicroKernel(e, f, tile, ahead).run(e.at(p.panel, shift), inputs, groups, outputs)
+    def body(first: Value, shift: Value) -> None:
+        tokens = [existing(p, e.at(first, m)) for m in range(tile.tokens)]
+        values = [e.at(p.args[4], e.b.mul(t, p.args[5]), value) for t in tokens]
+        prepared = e.at(p.prepared, e.mul(first, PREPARED_BYTES))
+        sums = e.at(p.sums, e.mul(first, SUMS_BYTES), shift)
+        kernel = MicroKernel(e, f, tile, ahead)
+        kernel.run(e.at(p.panel, shift), values, prepared, groups, sums)
 
     for_register_tiles(p, tile, body)
 
@@ -130,43 +136,42 @@ class MicroKernel:
     ahead: NextTile
 
     def run(
-        self, panel: Value, inputs: list[Activations], groups: Value, outputs: list[Value]
+        self, panel: Value, values: list[Value], prepared: Value, groups: Value, sums: Value
     ) -> None:
-        """outputs[m][row] += sum over groups of scale * (xd * (codes . xq) + ...), in float32."""
-        e, tile = self.e, self.tile
-        floats = vec(f32, tile.lanes)
-        places = {(m, n): e.at(outputs[m], tile.column_bytes * n) for m, n in tile.pairs}
-        totals: Sums = {}
-        for pair, address in places.items():
-            totals[pair] = e.variable(e.const(0.0, floats))
-            e.set(totals[pair], e.load(address, floats, tile.column_bytes))
+        """sums[m][row] += sum over groups of scale * (xd * (codes . xq) + ...), in float32."""
+        e, f, tile = self.e, self.f, self.tile
+        floats, width = vec(f32, tile.lanes), tile.column_bytes
+        places = {(m, n): e.at(sums, m * SUMS_BYTES + n * width) for m, n in tile.pairs}
+        totals = {pair: e.pointer(address, floats) for pair, address in places.items()}
+        if keeps_sums(f):
+            for pair, address in places.items():
+                totals[pair] = e.variable(e.const(0.0, floats))
+                e.set(totals[pair], e.load(address, floats, width))
         with e.loop(groups) as g:
             self.ahead.fetch(LINES_AHEAD)
-            group = e.at(panel, e.mul(g.index, self.f.group_bytes))
-            shift = e.mul(g.index, 8)
+            group = e.at(panel, e.mul(g.index, f.group_bytes))
+            scales = e.at(prepared, e.mul(g.index, 8))
+            sums = e.at(prepared, e.mul(g.index, 4 * f.scales), SCALES_BYTES)
             xs = [
                 Activations(
-                    e.at(x.values, e.mul(g.index, GROUP)),
-                    e.at(x.scales, shift),
-                    e.at(x.sums, e.mul(g.index, 4 * self.f.scales)),
+                    e.at(x, e.mul(g.index, GROUP)),
+                    e.at(scales, m * PREPARED_BYTES),
+                    e.at(sums, m * PREPARED_BYTES),
                 )
-                for x in inputs
+                for m, x in enumerate(values)
             ]
-            emit = self.one_scale if self.f.scales == 1 else self.two_scales
+            emit = self.one_scale if f.scales == 1 else self.two_scales
             emit(group, xs, totals)
-        for pair, address in places.items():
-            e.store(e.get(totals[pair]), address, tile.column_bytes)
+        if keeps_sums(f):
+            for pair, address in places.items():
+                e.store(e.get(totals[pair]), address, width)
 
     def dot16(self, group: Value, xs: list[Activations], half: int) -> Sums:
         """float32 of codes . xq over 16 values of the group, for each token and column."""
         if isa() == "avx2":
             return self.dot16_of_pairs(group, xs, half)
         e, tile = self.e, self.tile
-        ints, floats = vec(i32, tile.lanes), vec(f32, tile.lanes)
-        # Small integers added to the bits of this number are added to the number: converting back
-        # is a float subtraction.
-        start = e.b.bitcast(e.const(MAGIC, floats), ints)
-        dots: Sums = dict.fromkeys(tile.pairs, start)
+        dots: Sums = dict.fromkeys(tile.pairs, e.const(0, vec(i32, tile.lanes)))
         for step in range(4 * half, 4 * half + 4):
             codes = self.line(group, step, vec(i8, 4 * tile.lanes))
             for m, x in enumerate(xs):
@@ -174,8 +179,7 @@ class MicroKernel:
                 for n, code in enumerate(codes):
                     wide = self.f.largest_code > 127
                     dots[m, n] = e.dot4(dots[m, n], code, four, wide=wide)
-        magic = e.const(MAGIC, floats)
-        return {pair: e.b.fsub(e.b.bitcast(dot, floats), magic) for pair, dot in dots.items()}
+        return {pair: e.b.sitofp(dot, vec(f32, tile.lanes)) for pair, dot in dots.items()}
 
     def four(self, x: Activations, step: int) -> Value:
         """Four activations, repeated for each row of a column."""
@@ -184,8 +188,7 @@ class MicroKernel:
 
     def dot16_of_pairs(self, group: Value, xs: list[Activations], half: int) -> Sums:
         """dot16 at level avx2: sums of two products are added in 16 bits as long as they fit."""
-        e, tile = self.e, self.tile
-        f = self.f
+        e, f, tile = self.e, self.f, self.tile
         largest = 128 if f.is_signed else f.largest_code
         fitting = max(1, 32767 // (2 * 127 * largest))
         pairs: Sums = {}
@@ -210,45 +213,46 @@ class MicroKernel:
     def one_scale(self, group: Value, xs: list[Activations], totals: Sums) -> None:
         """A weight scale counts for 32 values: the two activation scales meet first."""
         e = self.e
+        first = self.scaled(self.dot16(group, xs, 0), xs, 0)
+        dots = self.dot16(group, xs, 1)
         scaled: Sums = {}
-        sums = [] if self.f.is_signed else [self.spread(x.sums) for x in xs]
-        for half in range(2):
-            dots = self.dot16(group, xs, half)
-            for m, x in enumerate(xs):
-                d = self.spread(e.at(x.scales, 4 * half))
-                for n in range(self.tile.columns):
-                    if half:
-                        scaled[m, n] = e.fma(dots[m, n], d, scaled[m, n])
-                    elif self.f.has_offset:
-                        scaled[m, n] = e.fma(dots[m, n], d, sums[m])
-                    else:
-                        scaled[m, n] = e.b.fmul(dots[m, n], d)
-        self.add(group, 8, scaled, sums, totals)
+        for m, x in enumerate(xs):
+            d = self.spread(e.at(x.scales, 4))
+            for n in range(self.tile.columns):
+                scaled[m, n] = e.fma(dots[m, n], d, first[m, n])
+        self.add(group, xs, 0, scaled, totals)
 
     def two_scales(self, group: Value, xs: list[Activations], totals: Sums) -> None:
         """A weight scale for each 16 values."""
-        e = self.e
         for half in range(2):
             dots = self.dot16(group, xs, half)
-            sums = [self.spread(e.at(x.sums, 4 * half)) for x in xs]
-            scaled: Sums = {}
-            for (m, n), dot in dots.items():
-                d = self.spread(e.at(xs[m].scales, 4 * half))
-                scaled[m, n] = e.fma(dot, d, sums[m]) if self.f.has_offset else e.b.fmul(dot, d)
-            self.add(group, 8 + half, scaled, sums, totals)
+            self.add(group, xs, half, self.scaled(dots, xs, half), totals)
+
+    def scaled(self, dots: Sums, xs: list[Activations], part: int) -> Sums:
+        """Dot products times the activations' scale, less the codes' offset times their sums."""
+        e = self.e
+        result: Sums = {}
+        # Each operand is loaded where it is used: there is no register to keep it in.
+        for m, x in enumerate(xs):
+            d = self.spread(e.at(x.scales, 4 * part))
+            s = self.spread(e.at(x.sums, 4 * part)) if self.f.has_offset else None
+            for n in range(self.tile.columns):
+                dot = dots[m, n]
+                result[m, n] = e.b.fmul(dot, d) if s is None else e.fma(dot, d, s)
+        return result
 
     def add(
-        self, group: Value, scale_line: int, scaled: Sums, sums: list[Value], totals: Sums
+        self, group: Value, xs: list[Activations], part: int, scaled: Sums, totals: Sums
     ) -> None:
         """totals += scale * scaled, and bias * sums if the format has biases."""
         e, floats = self.e, vec(f32, self.tile.lanes)
-        scales = self.line(group, scale_line, floats)
-        for (m, n), value in scaled.items():
-            e.set(totals[m, n], e.fma(value, scales[n], e.get(totals[m, n])))
-        if self.f.has_bias:
-            biases = self.line(group, scale_line + self.f.scales, floats)
-            for m, n in scaled:
-                e.set(totals[m, n], e.fma(biases[n], sums[m], e.get(totals[m, n])))
+        scales = self.line(group, 8 + part, floats)
+        biases = self.line(group, 8 + self.f.scales + part, floats) if self.f.has_bias else []
+        for m, x in enumerate(xs):
+            s = self.spread(e.at(x.sums, 4 * part)) if biases else None
+            for n, scale in enumerate(scales):
+                total = e.fma(scaled[m, n], scale, e.get(totals[m, n]))
+                e.set(totals[m, n], total if s is None else e.fma(biases[n], s, total))
 
     def line(self, group: Value, line: int, type_: Value) -> list[Value]:
         """Line `line` of a group (8 steps of codes, scales, biases), a vector a column."""

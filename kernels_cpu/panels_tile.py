@@ -1,7 +1,7 @@
 """What every panel product does around its micro-kernel: tiles, rows, sums and the epilogue.
 
 The argument block is described in panels.py. Scratch: 64 KiB for the tile (first the 32 addresses
-of its rows), then 320 bytes for each token, tokens rounded up to 32: float32 sums of the tile's
+of its rows), then 512 bytes for each token, tokens rounded up to 32: float32 sums of the tile's
 rows, and after all of these what a micro-kernel prepares of each token.
 """
 
@@ -14,6 +14,7 @@ from kernels_cpu.unpack_blocks import GROUP, LANES, Blocks, Format, Panel
 ROWS_PER_TILE = 32
 PANEL_AT, SUMS_AT = 4096, 65536
 SUMS_BYTES = 4 * ROWS_PER_TILE
+MOST_TOKENS = 32  # of a register tile; the size of any other divides it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,12 @@ class Product:
 
     @property
     def prepared(self) -> Value:
-        return self.e.at(self.sums, self.e.mul(self.tokens, SUMS_BYTES))
+        return self.e.at(self.sums, self.e.mul(self.rounded, SUMS_BYTES))
+
+    @property
+    def rounded(self) -> Value:
+        """As many tokens as there is room for: register tiles may reach beyond the last."""
+        return self.e.mul(divide_up(self.e, self.tokens, MOST_TOKENS), MOST_TOKENS)
 
 
 def smaller(e: Ir, a: Value, b: Value) -> Value:
@@ -112,19 +118,24 @@ class RegisterTile:
 
 
 def for_register_tiles(
-    p: Product, tile: RegisterTile, body: Callable[[list[Value], Value], None]
+    p: Product, tile: RegisterTile, body: Callable[[Value, Value], None]
 ) -> None:
-    """body(tokens, shift) for all tokens, the last one repeated at the end, and all rows of a tile.
+    """body(first, shift) for the first of every `tile.tokens` tokens, and for all rows of a tile.
 
-    `tokens` count from p.begin; `shift` is the first column's byte in a line of 32 rows.
+    `first` counts from p.begin; `shift` is the first column's byte in a line of 32 rows.
     """
-    e, end = p.e, p.e.at(p.tokens, -1)
+    e = p.e
     width = tile.column_bytes * tile.columns
-    with e.loop(divide_up(e, p.tokens, tile.tokens)) as block:
-        first = e.mul(block.index, tile.tokens)
-        tokens = [smaller(e, e.at(first, m), end) for m in range(tile.tokens)]
-        with e.loop(e.const(SUMS_BYTES // width)) as part:
-            body(tokens, e.mul(part.index, width))
+    with (
+        e.loop(divide_up(e, p.tokens, tile.tokens)) as block,
+        e.loop(e.const(SUMS_BYTES // width)) as part,
+    ):
+        body(e.mul(block.index, tile.tokens), e.mul(part.index, width))
+
+
+def existing(p: Product, token: Value) -> Value:
+    """The token, counted from 0, that stands for `token` of p: the last one for any beyond."""
+    return p.e.at(p.begin, smaller(p.e, token, p.e.at(p.tokens, -1)))
 
 
 def for_parts(p: Product, depth: int, body: Callable[[Value, Value], None]) -> None:
@@ -217,7 +228,7 @@ def unpack_tile(
 
 def clear_sums(p: Product) -> None:
     e, zero = p.e, p.e.const(0.0, vec(f32, LANES))
-    with e.loop(e.mul(p.tokens, SUMS_BYTES // 64)) as l:
+    with e.loop(e.mul(p.rounded, SUMS_BYTES // 64)) as l:
         e.store(zero, e.at(p.sums, e.mul(l.index, 64)), 64)
 
 
