@@ -18,6 +18,7 @@ from localllm.text.dialects import capabilities
 
 DESCRIBE_SECONDS = 30
 LONGEST_ARRAY = 1024
+INFILL_KEYS = ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id")
 OPTIONAL_CAPABILITIES = ("tools", "insert", "thinking")
 HIDDEN_KEYS = ("general.name", "tokenizer.chat_template")
 # `general.file_type` as llama.cpp numbers it.
@@ -41,6 +42,7 @@ class Description:
     context_length: int = 0
     embedding_length: int = 0
     is_embedding: bool = False
+    can_insert: bool = False
     template: str | None = None
     model_info: dict[str, Any] = field(default_factory=dict)
     tensors: list[dict[str, Any]] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Description:
         """What the model can do, in Ollama's words and order."""
         if self.is_embedding:
             return ["embedding"]
-        found = capabilities(self.template or "")
+        found = capabilities(self.template or "") | ({"insert"} if self.can_insert else set())
         return ["completion", *(name for name in OPTIONAL_CAPABILITIES if name in found)]
 
     @property
@@ -101,6 +103,7 @@ def describe(path: Path, *, verbose: bool = False) -> Description:
             context_length=metadata.int(f"{architecture}.context_length", default=0),
             embedding_length=metadata.int(f"{architecture}.embedding_length", default=0),
             is_embedding=f"{architecture}.pooling_type" in metadata,
+            can_insert=any(key in metadata for key in INFILL_KEYS),
             template=template if isinstance(template, str) else None,
             model_info=info,
             tensors=[

@@ -13,6 +13,7 @@ from typing import Any
 
 from localllm.errors import BadRequest
 from localllm.sampling import SamplingParams
+from localllm.text.infill import infill
 from localllm.text.tokenizer import Tokenizer
 from localllm.voice import Voice, Voices
 
@@ -119,10 +120,16 @@ class PromptBuilder:
         """The template's variables; those that the request names itself win."""
         variables = voice.think_variables(request.think)
         if request.suffix:
-            if not voice.has_suffix:
-                raise BadRequest("suffix: the template of this model has no place for one")
             variables["suffix"] = request.suffix
         return {**variables, **request.variables}
+
+    def _infill(self, request: TextRequest, messages: Sequence[Message]) -> list[int]:
+        """Ids of the last message's text and the suffix, with the model's own marks."""
+        text = str(messages[-1].get("content") or "")
+        ids = infill(self.tokenizer, text, request.suffix)
+        if ids is None:
+            raise BadRequest("suffix: this model has no marks and no template for one")
+        return self._with_bos([*request.tokens, *ids])
 
     def _raw(self, request: TextRequest) -> list[int]:
         """Exactly one BOS where the model wants one, then `tokens`, then the prompt's ids."""
@@ -130,8 +137,12 @@ class PromptBuilder:
         ids = list(request.tokens)
         if request.prompt:
             ids += tokenizer.encode(request.prompt, parse_special=True)
-        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-            ids.insert(0, tokenizer.bos_id)
+        return self._with_bos(ids)
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            return [bos, *ids]
         return ids
 
     def _chat(self, request: TextRequest, messages: Sequence[Message], limit: int) -> Prompt:
@@ -139,6 +150,8 @@ class PromptBuilder:
         if not messages:
             raise BadRequest("messages: there is none to answer")
         voice = self._voice(request)
+        if request.suffix and not voice.has_suffix:
+            return Prompt(self._infill(request, messages))
         tokens = self._encode(request, list(messages))
         if len(tokens) < limit or not request.truncate:
             return Prompt(tokens, voice=voice)

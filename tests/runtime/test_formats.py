@@ -109,7 +109,7 @@ def test_a_schema_holds_in_a_chat_and_beside_others(model) -> None:
 
 
 def test_a_length_limit_cuts_a_json_answer_and_says_so(model) -> None:
-    whole = model.generate_text(request(format="json", params={"num_predict": 3}))
+    whole = model.generate_text(request(format=SCHEMA, params={"num_predict": 3, "seed": 1}))
     assert whole.done_reason == "length"
     assert whole.text.startswith("{")
 
@@ -148,7 +148,7 @@ def test_a_suffix_needs_a_place(model) -> None:
     asked = request(messages=user("a"), suffix="b", template=source)
     assert model.prompts.render(asked) == "<P>a<S>b<M>"
     with pytest.raises(BadRequest, match="suffix"):
-        model.prompts.render(request(messages=user("a"), suffix="b"))
+        model.prepare(request(messages=user("a"), suffix="b"))
 
 
 REAL_SCHEMAS = [
