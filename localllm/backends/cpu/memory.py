@@ -5,6 +5,7 @@ than memory if need be) or in private huge pages, where they are copied once. On
 no kernel reads are expanded.
 """
 
+import ctypes
 import mmap
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +113,8 @@ class Weights:
             for done, _ in enumerate(copies, 1):
                 if progress is not None:
                     progress("copying weights", done, len(pieces))
+        for tensor in self._raw:
+            forget_pages(tensor.data)
 
     def close(self) -> None:
         self._areas.clear()
@@ -129,9 +132,23 @@ def expand(tensor: Tensor, area: Bytes) -> None:
         out[first : first + step] = values
 
 
+def forget_pages(data: Bytes) -> None:
+    """Take whole pages of a file's map out of this process; the page cache keeps them."""
+    page = mmap.PAGESIZE
+    first = padded_up(address_of(data), page)
+    size = (address_of(data) + len(data) - first) // page * page
+    if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
+def padded_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
 def padded(num_bytes: int) -> int:
     """Rounded up so that each tensor starts on a cache line and may be read a little past its end."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+    return padded_up(num_bytes, ALIGNMENT) + ALIGNMENT
 
 
 def cut(source: Bytes, target: Bytes) -> list[tuple[Bytes, Bytes]]:
