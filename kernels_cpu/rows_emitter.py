@@ -26,7 +26,7 @@ LANES = 16
 ROWS_PER_ITEM = 16
 BUNDLE = 16  # tokens that share a pass over the rows
 PREFETCH_BYTES = 8192  # ahead, where rows are walked one after the other
-ROWS_AHEAD = 4  # where they are cut into chunks
+ROWS_AHEAD = 4  # where several are walked together; not fewer than `rows_together`
 LANE_BYTES = 64
 
 ints, floats, codes = vec(i32, LANES), vec(f32, LANES), vec(i8, 4 * LANES)
@@ -246,8 +246,9 @@ def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n
     whole, rests = parts[0], parts[1:]
     chunks = b.lshr(b.sub(e.at(whole.count, chunk_units), e.const(1)), shift)
     ahead = e.mul(call.slot(Slot.ROW_BYTES), ROWS_AHEAD)
+    is_far = b.icmp_signed(">", ahead, e.const(PREFETCH_BYTES))
     is_cut = b.icmp_signed(">", chunks, e.const(1))
-    ahead = b.select(is_cut, ahead, e.const(PREFETCH_BYTES))
+    ahead = b.select(b.or_(is_far, is_cut), ahead, e.const(PREFETCH_BYTES))
     with e.loop(chunks) as c:
         start = b.shl(c.index, shift)
         count = smaller(e, b.sub(whole.count, start), chunk_units)
