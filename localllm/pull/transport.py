@@ -28,6 +28,7 @@ class Patience:
     """How long to wait for servers.
 
     read_seconds    without a byte, or with less than `slow_bytes` in them: connect again
+    body_seconds    for the whole of a small answer
     tries           failures in a row without a new byte before giving up
     first_wait_seconds
                     before the second try; doubles up to `max_wait_seconds`
@@ -36,6 +37,7 @@ class Patience:
     connect_seconds: float = 10.0
     read_seconds: float = 30.0
     slow_bytes: int = 4096
+    body_seconds: float = 120.0
     tries: int = 6
     first_wait_seconds: float = 1.0
     max_wait_seconds: float = 8.0
@@ -189,10 +191,15 @@ class Http:
         attempts = Attempts(self.patience, url)
         while True:
             try:
-                async with self.open(url, access, headers or {}) as response:
+                async with (
+                    asyncio.timeout(self.patience.body_seconds),
+                    self.open(url, access, headers or {}) as response,
+                ):
                     if response.status_code in RETRIED:
                         raise unwell(response)
                     return Body(response, await _bounded(response, limit, url))
+            except TimeoutError:
+                raise PullFailed(f"{url}: the answer takes too long") from None
             except Unreachable as again:
                 raise PullFailed(str(again)) from again
             except Again as again:

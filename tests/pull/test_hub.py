@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from pulling import Puller, make_model, make_shards
@@ -153,6 +154,19 @@ def test_hashes_and_sizes_are_checked_before_use(
     hub.on_hub = lambda handler: handler.send(200, {}, body) or True  # type: ignore[func-returns-value]
     with pytest.raises(PullFailed, match="no usable hash and size"):
         puller.pull(NAME)
+
+
+def test_token_file_of_the_hubs_own_login_is_used(puller: Puller, hub: HubStandIn) -> None:
+    from huggingface_hub import constants
+
+    hub.repos["org/M-GGUF"].is_private = True
+    path = Path(constants.HF_TOKEN_PATH)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("good\n")
+    try:
+        puller.pull(NAME)
+    finally:
+        path.unlink()
 
 
 def test_no_hub_at_all(puller: Puller) -> None:

@@ -1,11 +1,14 @@
 """Registries: the protocol, tokens, and what a hostile one may try."""
 
+import contextlib
+import dataclasses
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pulling import Puller, make_model
+from pulling import IMPATIENT, Puller, make_model
 from registry_standin import (
     CONFIG,
     Handler,
@@ -229,20 +232,32 @@ def test_blob_may_be_elsewhere(puller: Puller, registry: RegistryStandIn, name: 
 
 
 def test_error_of_the_registry_is_passed_on(
-    puller: Puller, registry: RegistryStandIn, name: str
+    puller: Puller, registry: RegistryStandIn, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.manifests["me/m/t"] = b""
-    original = Handler.do_GET
 
     def teapot(handler: Handler) -> None:
         handler.send(412, {}, b"needs a \x1b[31mnewer version" + b"x" * 10_000)
 
-    Handler.do_GET = teapot  # type: ignore[method-assign]
-    try:
-        with pytest.raises(PullFailed, match=r"^pull model manifest: 412: needs a \[31mnewer"):
-            pull(puller, name)
-    finally:
-        Handler.do_GET = original  # type: ignore[method-assign]
+    monkeypatch.setattr(Handler, "do_GET", teapot)
+    with pytest.raises(PullFailed, match=r"^pull model manifest: 412: needs a \[31mnewer"):
+        pull(puller, name)
+
+
+def test_answer_that_drips_for_ever_ends(
+    puller: Puller, registry: RegistryStandIn, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drip(handler: Handler) -> None:
+        handler.send(200, {"content-length": "100000"})
+        with contextlib.suppress(OSError):
+            while True:
+                handler.wfile.write(b" ")
+                threading.Event().wait(0.02)
+
+    monkeypatch.setattr(Handler, "do_GET", drip)
+    patience = dataclasses.replace(IMPATIENT, body_seconds=0.5)
+    with pytest.raises(PullFailed, match="the answer takes too long"):
+        puller.pull(name, is_insecure=True, patience=patience)
 
 
 def test_library_name_that_nobody_has_tells_what_there_is(
