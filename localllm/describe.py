@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import BadFile, LocalLLMError
-from localllm.messages import error_of
+from localllm.messages import error_of, kind_of
 from localllm.text.dialects import capabilities
 
 DESCRIBE_SECONDS = 30
@@ -163,7 +163,7 @@ def main() -> None:
         found = describe(Path(sys.argv[1]), verbose=sys.argv[2] == "verbose")
         print(json.dumps(asdict(found)))
     except LocalLLMError as error:
-        print(json.dumps({"error": str(error), "kind": type(error).__name__}))
+        print(json.dumps({"error": str(error), "kind": kind_of(error)}))
 
 
 if __name__ == "__main__":

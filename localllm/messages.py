@@ -227,6 +227,12 @@ class Channel:
         return decode(kind, body) if len(body) == size else None
 
 
+def kind_of(error: Exception) -> str:
+    """The class of the tree by which the other side knows an error of it or of a subclass."""
+    names = (kind.__name__ for kind in type(error).__mro__)
+    return next((name for name in names if hasattr(errors, name)), type(error).__name__)
+
+
 def error_of(kind: str, text: str) -> LocalLLMError:
     """The error that the other side met, of the same class as there."""
     found = getattr(errors, kind, LocalLLMError)

@@ -34,6 +34,7 @@ from localllm.messages import (
     Message,
     Pulse,
     Ready,
+    kind_of,
 )
 
 PULSE_SECONDS = 2.0
@@ -154,7 +155,7 @@ class Runner:
         try:
             model = self._open_model(load, self._report)
         except LocalLLMError as error:
-            self._send(Failed(str(error), type(error).__name__))
+            self._send(Failed(str(error), kind_of(error)))
             return
         except MemoryError:
             self._send(Failed(f"{load.path}: model requires more system memory", "OutOfMemory"))
@@ -182,7 +183,7 @@ class Runner:
                 model.cancel(number)
                 raise Cancelled("the request was cancelled")
         except LocalLLMError as error:
-            self._take([Delta(number, error=str(error), error_kind=type(error).__name__)])
+            self._take([Delta(number, error=str(error), error_kind=kind_of(error))])
         except Exception as error:
             sys.excepthook(*sys.exc_info())
             text = f"{type(error).__name__}: {error}"

@@ -20,6 +20,7 @@ from localllm.messages import (
     decode,
     encode,
     error_of,
+    kind_of,
 )
 
 MESSAGES: list[Message] = [
@@ -68,3 +69,11 @@ def test_errors_keep_their_class_across_the_wire() -> None:
     assert isinstance(error_of("BadFile", "x"), BadFile)
     assert type(error_of("ValueError", "x")) is LocalLLMError
     assert type(error_of("Exception", "x")) is LocalLLMError
+
+
+def test_errors_outside_the_tree_travel_as_the_class_they_belong_to() -> None:
+    class Odd(BadFile):
+        pass
+
+    assert isinstance(error_of(kind_of(Odd("x")), "x"), BadFile)
+    assert kind_of(ValueError("x")) == "ValueError"

@@ -28,6 +28,31 @@ def test_generate_and_chat_whole_and_in_pieces(client: Any) -> None:
     assert last.total_duration > 0
 
 
+def test_tools_thinking_and_formats(client: Any) -> None:
+    def f(n: int) -> int:
+        """Count.
+
+        Args:
+          n: how far
+        """
+        return n
+
+    template = "{{ .Tools }}<think>{{ range .Messages }}{{ .Content }}{{ end }}"
+    client.create(model="able", from_="tiny", template=template)
+    messages = [{"role": "user", "content": "call"}]
+    answer = client.chat(model="able", messages=messages, tools=[f], think=True)
+    assert answer.message.thinking == "0? 1? 2? "
+    calls = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls]
+    assert calls == [("f", {"n": 0}), ("f", {"n": 1}), ("f", {"n": 2})]
+    stream = client.chat(model="able", messages=messages, tools=[f], stream=True)
+    assert len([call for piece in stream for call in piece.message.tool_calls or ()]) == 3
+    messages = [{"role": "user", "content": "fields"}]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    answer = client.chat(model="able", messages=messages, format=schema, think="low")
+    assert answer.message.content.startswith(f"({schema!r}, 'low', None")
+    client.delete("able")
+
+
 def test_models_are_listed_shown_copied_and_deleted(client: Any) -> None:
     (model,) = [m for m in client.list().models if m.model == "tiny:latest"]
     assert model.details.family == "llama"

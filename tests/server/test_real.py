@@ -1,5 +1,6 @@
 """The whole way with a real model: command line, daemon, runner, kernels."""
 
+import json
 import os
 import signal
 import socket
@@ -98,6 +99,31 @@ def test_context_continues_and_statistics_tell_the_truth(daemon: Daemon) -> None
     body = {"model": MODEL, "prompt": "hi", "context": first["context"], "stream": False}
     more = daemon.post("/api/generate", {**body, "options": {"num_predict": 1}})
     assert more["prompt_eval_count"] > len(first["context"])
+
+
+def test_format_holds_from_the_request_to_the_sampler(daemon: Daemon) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"pet": {"enum": ["cat", "dog"]}, "legs": {"type": "integer"}},
+        "required": ["pet", "legs"],
+    }
+    body = {
+        "model": MODEL,
+        "prompt": "Which pet?",
+        "stream": False,
+        "options": {"num_predict": 300},
+    }
+    for format in ("json", schema):
+        answer = daemon.post("/api/generate", {**body, "format": format})
+        assert answer["done_reason"] in ("stop", "length")
+        if answer["done_reason"] == "stop":
+            assert isinstance(json.loads(answer["response"]), dict)
+    found = json.loads(answer["response"])
+    assert found["pet"] in ("cat", "dog")
+    with pytest.raises(BadRequest, match="keyword not is not supported"):
+        daemon.post("/api/generate", {**body, "format": {"not": {}}})
+    with pytest.raises(BadRequest, match="does not support thinking"):
+        daemon.post("/api/generate", {**body, "think": True})
 
 
 def test_prompt_that_cannot_fit_is_refused_with_both_numbers(daemon: Daemon) -> None:
