@@ -7,9 +7,11 @@ no kernel reads are expanded.
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import psutil
@@ -27,6 +29,8 @@ HUGE_PAGE = 2 << 20
 COPY_BYTES = 16 << 20
 # What must stay free after weights are made resident: other programs, KV, activations.
 ROOM_BYTES = 2 << 30
+DONT_NEED: int = getattr(mmap, "MADV_DONTNEED", -1)
+POPULATE_READ = 22 if sys.platform == "linux" else -1  # MADV_POPULATE_READ
 
 
 def allocate(num_bytes: int, *, huge: bool = False) -> Bytes:
@@ -98,6 +102,7 @@ class Weights:
             if progress is not None:
                 progress("converting weights", done, len(self._foreign))
         if self.mode != "resident":
+            self._map_pages(num_threads)
             return
         area = allocate(self.num_bytes, huge=True)
         self._areas.append(area)
@@ -114,7 +119,17 @@ class Weights:
                 if progress is not None:
                     progress("copying weights", done, len(pieces))
         for tensor in self._raw:
-            forget_pages(tensor.data)
+            # The page cache keeps them; they only leave this process.
+            advise(DONT_NEED, tensor.data)
+
+    def _map_pages(self, num_threads: int) -> None:
+        """Enter the pages of the file into this process at once: the first step is not slowed by faults."""
+        if self.num_bytes > psutil.virtual_memory().available:
+            return
+        pieces = [source for t in self._raw for source, _ in cut(t.data, t.data)]
+        with ThreadPoolExecutor(num_threads) as pool:
+            for _ in pool.map(partial(advise, POPULATE_READ), pieces):
+                pass
 
     def close(self) -> None:
         self._areas.clear()
@@ -132,14 +147,14 @@ def expand(tensor: Tensor, area: Bytes) -> None:
         out[first : first + step] = values
 
 
-def forget_pages(data: Bytes) -> None:
-    """Take whole pages of a file's map out of this process; the page cache keeps them."""
-    page = mmap.PAGESIZE
-    first = padded_up(address_of(data), page)
-    size = (address_of(data) + len(data) - first) // page * page
-    if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
-        madvise = ctypes.CDLL(None).madvise
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+def advise(advice: int, data: Bytes) -> None:
+    """Tell the kernel about the whole pages of a file's map; what it does not know, it ignores."""
+    if advice < 0:
+        return
+    first = padded_up(address_of(data), mmap.PAGESIZE)
+    size = (address_of(data) + len(data) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)
 
 
 def padded_up(value: int, unit: int) -> int:
@@ -158,4 +173,5 @@ def cut(source: Bytes, target: Bytes) -> list[tuple[Bytes, Bytes]]:
 
 def copy_piece(piece: tuple[Bytes, Bytes]) -> None:
     source, target = piece
+    advise(POPULATE_READ, source)
     np.copyto(target, source)
