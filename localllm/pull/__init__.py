@@ -14,8 +14,8 @@
     download.py    several ranges at once, retried, hashed
     puller.py      `pull`: all of it in order
     events.py      what `pull` tells while it works
-    background.py  pulls for a program with an event loop
+    apart.py       pulls for a program with an event loop, in processes of their own
 
-`pull` is a plain function that blocks, for a thread of the daemon's. It knows no HTTP server and
-prints nothing. Nothing here is imported before a pull begins: the Hub's client is heavy.
+`pull` is a plain function that blocks. It knows no HTTP server and prints nothing. What is heavy, the
+Hub's client and ours, is imported where a pull runs and nowhere else.
 """

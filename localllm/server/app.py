@@ -26,7 +26,7 @@ from localllm.daemon import Daemon, StartRunner, runner_starter
 from localllm.errors import DaemonUnavailable, LocalLLMError
 from localllm.identity import Build, read_secret, version_body
 from localllm.launch import Launched
-from localllm.pull.background import Pulls
+from localllm.pull.apart import Pulls
 from localllm.server import models, ollama, pull
 from localllm.server.guard import Guard
 from localllm.server.respond import error_response, json_response
@@ -191,7 +191,7 @@ async def _serve(
         settings,
         daemon,
         Catalog(store),
-        Pulls(store, settings),
+        Pulls(store),
         Compiler(settings),
         read_secret(settings.data_dir),
         stop=lambda: servers[0].stop(),

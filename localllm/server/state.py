@@ -10,7 +10,7 @@ from localllm.catalog import Catalog
 from localllm.compiling import Compiler
 from localllm.config import Settings
 from localllm.daemon import Daemon
-from localllm.pull.background import Pulls
+from localllm.pull.apart import Pulls
 
 SECRET_HEADER = "x-localllm-secret"
 

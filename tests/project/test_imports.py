@@ -25,7 +25,7 @@ ALLOWED = {
     "names": set(),
     "store": {"names", "user_files"},
     "user_files": set(),
-    "pull": {"names", "store", "describe", "identity"},
+    "pull": {"names", "store", "describe", "identity", "messages"},
 }
 HEAVY = (
     *("numba", "mlx", "starlette", "llvmlite", "jinja2", "tokenizers"),
