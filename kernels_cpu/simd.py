@@ -244,11 +244,16 @@ class Ir:
         return acc
 
     def _dot4_portable(self, acc: Value, u: Value, s: Value) -> Value:
+        """By way of 16 bits and pairs of neighbours, which LLVM knows as instructions."""
         n = acc.type.count
-        product = self.b.mul(self.b.zext(u, vec(i32, 4 * n)), self.b.sext(s, vec(i32, 4 * n)))
-        for j in range(4):
-            acc = self.b.add(acc, self.shuffle(product, range(j, 4 * n, 4)))
-        return acc
+        shorts, ints = vec(i16, 4 * n), vec(i32, 4 * n)
+        left = self.b.sext(self.b.zext(u, shorts), ints)
+        right = self.b.sext(self.b.sext(s, shorts), ints)
+        sums = self.b.mul(left, right)
+        for m in (4 * n, 2 * n):
+            even, odd = (self.shuffle(sums, range(k, m, 2)) for k in range(2))
+            sums = self.b.add(even, odd)
+        return self.b.add(acc, sums)
 
     def lookup(self, table: Sequence[int], v: Value) -> Value:
         """Bytes table[i] for <n x i8> indices i in 0..15; n is a multiple of 64."""
