@@ -16,17 +16,9 @@ from typing import Any
 MAX_PYTHON_LENGTH = 1 << 16
 NAME_KEYS = ("name", "tool_name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
-FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
-PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)>\n?(.*?)(?:\n?</parameter>|(?=<parameter=)|$)", re.DOTALL
-)
-INVOKE = re.compile(r"<(?:\w+:)?invoke name=\"([^\"]+)\">(.*?)(?:</(?:\w+:)?invoke>|$)", re.DOTALL)
-NAMED_PARAMETER = re.compile(
-    r"<(?:\w+:)?parameter name=\"([^\"]+)\"[^>]*>(.*?)</(?:\w+:)?parameter>", re.DOTALL
-)
-ARGUMENT = re.compile(
-    r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|(?=<arg_key>)|$)", re.DOTALL
-)
+INVOKE = re.compile(r"<(?:\w+:)?invoke name=\"")
+PARAMETER_NAME = re.compile(r"<(?:\w+:)?parameter name=\"")
+PARAMETER_END = re.compile(r"</(?:\w+:)?parameter>")
 CALL_BEGIN = re.compile(r"\s*call:([^{\s]+)\s*")
 BARE_END = re.compile(r"[,}\]]")
 KEY = re.compile(r"\s*([^:{}\[\],]+?)\s*:")
@@ -150,32 +142,47 @@ def _python_value(node: ast.expr) -> Any:
 def read_function_tags(name: str | None, body: str, known: Known) -> list[ToolCall] | None:
     """Qwen3-Coder's `<function=f><parameter=k>v</parameter></function>`."""
     calls = []
-    for found in FUNCTION.finditer(body):
-        schemas = known.get(found[1], {})
-        pairs = PARAMETER.findall(found[2])
-        calls.append(ToolCall(found[1], {k: typed(v, schemas.get(k)) for k, v in pairs}))
+    for part in body.split("<function=")[1:]:
+        function, _, rest = part.partition(">")
+        schemas = known.get(function, {})
+        values = {}
+        for pair in rest.partition("</function>")[0].split("<parameter=")[1:]:
+            key, _, value = pair.partition(">")
+            value = value.partition("</parameter>")[0].removeprefix("\n").removesuffix("\n")
+            values[key] = typed(value, schemas.get(key))
+        calls.append(ToolCall(function, values))
     return calls or None
 
 
 def read_invoke_tags(name: str | None, body: str, known: Known) -> list[ToolCall] | None:
     """MiniMax's `<invoke name="f"><parameter name="k">v</parameter></invoke>`."""
     calls = []
-    for found in INVOKE.finditer(body):
-        schemas = known.get(found[1], {})
-        pairs = NAMED_PARAMETER.findall(found[2])
-        calls.append(ToolCall(found[1], {k: typed(v, schemas.get(k)) for k, v in pairs}))
+    for part in INVOKE.split(body)[1:]:
+        function, _, rest = part.partition('"')
+        schemas = known.get(function, {})
+        values = {}
+        for pair in PARAMETER_NAME.split(rest)[1:]:
+            key, _, value = pair.partition('"')
+            value = PARAMETER_END.split(value.partition(">")[2], maxsplit=1)[0]
+            values[key] = typed(value, schemas.get(key))
+        calls.append(ToolCall(function, values))
     return calls or None
 
 
 def read_argument_tags(name: str | None, body: str, known: Known) -> list[ToolCall] | None:
     """GLM's `f<arg_key>k</arg_key><arg_value>v</arg_value>`."""
-    function, mark, _ = body.partition("<arg_key>")
+    function, *parts = body.split("<arg_key>")
     function = function.strip()
-    if not function or (not mark and not function.isidentifier()):
+    if not function or (not parts and not function.isidentifier()):
         return None
     schemas = known.get(function, {})
-    pairs = ARGUMENT.findall(body)
-    return [ToolCall(function, {k.strip(): typed(v, schemas.get(k.strip())) for k, v in pairs})]
+    values = {}
+    for part in parts:
+        key, _, rest = part.partition("</arg_key>")
+        key = key.strip()
+        value = rest.partition("<arg_value>")[2].partition("</arg_value>")[0]
+        values[key] = typed(value, schemas.get(key))
+    return [ToolCall(function, values)]
 
 
 def typed(text: str, schema: Any) -> Any:
