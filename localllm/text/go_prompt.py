@@ -7,6 +7,7 @@ that reads neither gets the response at its end.
 Not here: Go's language (go_template.py), how forged control tokens are told apart (template.py).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from localllm.text.tokenizer import Tokenizer
 RESPONSE = "Response"
 RESPONSE_NODE = Emit(Pipe(0, ((Field(Dot(), (RESPONSE,)),),)))
 DEFAULT_LEVEL = "medium"
+THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 class GoChatTemplate(ChatTemplate):
@@ -56,7 +58,14 @@ class GoSource(Source):
         return frozenset(names)
 
     def adapt(self, messages: list[dict[str, Any]]) -> None:
-        """Nothing to do: arguments print as JSON whatever they are."""
+        """Leave out what was thought before the last question, where clients send it back.
+
+        Arguments need nothing: they print as JSON whatever they are.
+        """
+        asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        for message in messages[: max(asked, default=0)]:
+            if message["role"] == "assistant" and isinstance(message["content"], str):
+                message["content"] = THOUGHTS.sub("", message["content"])
 
     def render(self, context: Context) -> str:
         """The prompt's text. Raises BadRequest where the template fails."""

@@ -122,6 +122,15 @@ def test_thinking_is_passed_on(go, variables, expected) -> None:
     assert template.render(user("x"), **variables) == expected
 
 
+def test_old_thoughts_are_left_out(go) -> None:
+    template = go("{{ range .Messages }}[{{ .Content }}]{{ end }}")
+    thought = "<think>\nHm.</think>\n\nYes."
+    chat = [user("a")[0], {"role": "assistant", "content": thought}, user("b")[0]]
+    assert template.render(chat) == "[a][Yes.][b]"
+    assert template.render(chat[:2]) == f"[a][{thought}]"
+    assert chat[1]["content"] == thought
+
+
 def test_a_suffix_fills_the_middle(go) -> None:
     template = go(
         "{{ if .Suffix }}<PRE>{{ .Prompt }}<SUF>{{ .Suffix }}<MID>{{ else }}{{ .Prompt }}{{ end }}"
