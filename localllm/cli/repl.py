@@ -16,7 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from localllm.cli import models
 from localllm.cli.output import Status, print_statistics
-from localllm.cli.run import Reply, Session, show_answer
+from localllm.cli.run import Reply, Session, pull_missing, show_answer
 from localllm.client import Client
 from localllm.config import load_settings
 from localllm.errors import DaemonUnavailable, LocalLLMError, ModelNotFound
@@ -351,5 +351,9 @@ def converse(client: Client, session: Session) -> None:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     client.ensure_daemon(prepares=True, note=_say)
     conversation = Conversation(client, session)
-    conversation.open()
+    try:
+        conversation.open()
+    except ModelNotFound as missing:
+        pull_missing(client, session.model, missing)
+        conversation.open()
     conversation.run()

@@ -125,13 +125,18 @@ def _chunks(
     try:
         yield from client.stream(path, body)
     except ModelNotFound as missing:
-        from localllm.cli.pulling import pull_model
-
-        try:
-            pull_model(client, body["model"])
-        except RequestFailed as error:
-            raise ModelNotFound(f"{missing}, and it could not be pulled: {error}") from None
+        pull_missing(client, body["model"], missing)
         yield from client.stream(path, body)
+
+
+def pull_missing(client: Client, model: str, missing: ModelNotFound) -> None:
+    """Pull a model that was found missing. Raises ModelNotFound if that fails."""
+    from localllm.cli.pulling import pull_model
+
+    try:
+        pull_model(client, model)
+    except RequestFailed as error:
+        raise ModelNotFound(f"{missing}, and it could not be pulled: {error}") from None
 
 
 def _note(text: str) -> None:

@@ -1,6 +1,9 @@
 """POST /api/pull at a running server, and what its clients make of it."""
 
 import json
+import os
+import pty
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,6 +185,30 @@ def test_run_pulls_what_is_not_there(server: Server, hub: HubStandIn) -> None:
     assert (code, out) == (0, "0 1 2 \n")
     assert "success" in err
     assert command(server, "run", NAME, "hi") == (0, "0 1 2 \n", "")
+
+
+def test_conversation_begins_with_a_pull_on_a_terminal(server: Server, hub: HubStandIn) -> None:
+    forget(server)
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localllm.cli", "run", NAME],
+        env=environment(server.folder, LOCALLLM_HOST=server.url, TERM="xterm"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+    while b"Send a message" not in seen:
+        ready, _, _ = select.select([terminal], [], [], 30)
+        assert ready, seen
+        seen += os.read(terminal, 65536)
+    process.kill()
+    process.wait()
+    os.close(terminal)
+    assert b"success" in seen
+    assert b": 100% " in seen
 
 
 def test_daemon_imports_no_hub_client_before_a_pull() -> None:
