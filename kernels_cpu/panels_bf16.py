@@ -20,6 +20,7 @@ from kernels_cpu.amx import (
 )
 from kernels_cpu.kernel import kernel
 from kernels_cpu.panels_tile import (
+    PANEL_BYTES,
     SUMS_BYTES,
     Args,
     NextTile,
@@ -28,6 +29,7 @@ from kernels_cpu.panels_tile import (
     divide_up,
     for_parts,
     for_tiles,
+    largest_part,
     next_tile,
     row_bytes,
     unpack_tile,
@@ -40,6 +42,7 @@ CONFIG_AT = 1024
 # For each step of 32 tokens: enough for all of the next tile if there are some 128 tokens.
 LINES_AHEAD = 4
 assert TOKENS == GROUP == 2 * LANES
+assert largest_part(DEPTH) // GROUP * WEIGHTS_BYTES <= PANEL_BYTES
 
 
 @dataclass(frozen=True, slots=True)

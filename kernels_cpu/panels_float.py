@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kernels_cpu.kernel import isa
 from kernels_cpu.panels_tile import (
+    PANEL_BYTES,
     ROWS_PER_TILE,
     SUMS_BYTES,
     NextTile,
@@ -18,6 +19,7 @@ from kernels_cpu.panels_tile import (
     for_parts,
     for_register_tiles,
     for_tiles,
+    largest_part,
     next_tile,
     smaller,
 )
@@ -27,6 +29,7 @@ from kernels_cpu.unpack_blocks import LANES, Blocks
 DEPTH = 128
 PIECE_BYTES = 16
 LINE_BYTES = 4 * ROWS_PER_TILE
+assert largest_part(DEPTH) * LINE_BYTES <= PANEL_BYTES
 
 
 @dataclass(frozen=True, slots=True)

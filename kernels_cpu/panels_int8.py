@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kernels_cpu.kernel import isa
 from kernels_cpu.panels_tile import (
+    PANEL_BYTES,
     SUMS_BYTES,
     NextTile,
     Product,
@@ -33,6 +34,8 @@ SCALES_BYTES = largest_part(DEPTH) // 16 * 4
 PREPARED_BYTES = 2 * SCALES_BYTES
 # For each group of a register tile: enough for all of the next tile if there are some 16 tokens.
 LINES_AHEAD = 4
+LARGEST_GROUP = (8 + 2 * 2) * STEP_BYTES
+assert largest_part(DEPTH) // GROUP * LARGEST_GROUP <= PANEL_BYTES
 Sums = dict[tuple[int, int], Value]
 
 
@@ -150,13 +153,12 @@ class MicroKernel:
         with e.loop(groups) as g:
             self.ahead.fetch(LINES_AHEAD)
             group = e.at(panel, e.mul(g.index, f.group_bytes))
-            scales = e.at(prepared, e.mul(g.index, 8))
-            sums = e.at(prepared, e.mul(g.index, 4 * f.scales), SCALES_BYTES)
+            at_scale, at_sum = e.mul(g.index, 8), e.mul(g.index, 4 * f.scales)
             xs = [
                 Activations(
                     e.at(x, e.mul(g.index, GROUP)),
-                    e.at(scales, m * PREPARED_BYTES),
-                    e.at(sums, m * PREPARED_BYTES),
+                    e.at(prepared, at_scale, m * PREPARED_BYTES),
+                    e.at(prepared, at_sum, m * PREPARED_BYTES + SCALES_BYTES),
                 )
                 for m, x in enumerate(values)
             ]

@@ -13,6 +13,7 @@ from kernels_cpu.unpack_blocks import GROUP, LANES, Blocks, Format, Panel
 
 ROWS_PER_TILE = 32
 PANEL_AT, SUMS_AT = 4096, 65536
+PANEL_BYTES = SUMS_AT - PANEL_AT
 SUMS_BYTES = 4 * ROWS_PER_TILE
 MOST_TOKENS = 32  # of a register tile; the size of any other divides it
 
