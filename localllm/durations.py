@@ -44,13 +44,12 @@ def parse_keep_alive(value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadRequest(f"Unsupported type: '{_go_type(value)}' for keep_alive")
-    if isinstance(value, str):
-        try:
-            seconds = float(int(value))
-        except ValueError:
-            seconds = parse_duration(value)
-    else:
-        seconds = float(value)
+    try:
+        seconds = float(int(value) if isinstance(value, str) else value)
+    except ValueError:
+        seconds = parse_duration(str(value))
+    except OverflowError:
+        seconds = FOREVER
     if math.isnan(seconds):
         raise BadRequest("keep_alive is not a number")
     return FOREVER if seconds < 0 else seconds

@@ -87,6 +87,9 @@ class PromptBuilder:
 
         Raises BadRequest, with both numbers, when it cannot be made to fit.
         """
+        size = self.tokenizer.vocab_size
+        if request.tokens and not 0 <= min(request.tokens) <= max(request.tokens) < size:
+            raise BadRequest(f"the prompt has token ids outside 0 to {size - 1}")
         with self._lock:
             if request.messages is None:
                 prompt = Prompt(self._raw(request))

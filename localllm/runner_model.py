@@ -12,6 +12,7 @@ from typing import Any
 from localllm.answers import TextDelta, TokenLogprob
 from localllm.config import load_settings
 from localllm.engine.sequence import Stats
+from localllm.errors import BadRequest
 from localllm.messages import Delta, Generate, Load, Statistics
 from localllm.opening import configure_kernels
 from localllm.prompts import Prompt, TextRequest
@@ -117,7 +118,7 @@ def _text_request(request: Generate) -> TextRequest:
     options: dict[str, Any] = {**request.options, "logprobs": request.logprobs}
     bias = options.get("logit_bias")
     if bias is not None:
-        options["logit_bias"] = {int(token): value for token, value in bias.items()}
+        options["logit_bias"] = {_token_id(token): value for token, value in bias.items()}
     return TextRequest(
         str(request.request_id),
         request.prompt,
@@ -140,6 +141,12 @@ def _text_request(request: Generate) -> TextRequest:
         cache_prompt=request.cache_prompt,
         salt=request.salt.encode(),
     )
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) < 10):
+        raise BadRequest(f"logit_bias must map token ids to numbers, got the key {key[:40]!r}")
+    return int(key)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

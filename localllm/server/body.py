@@ -6,15 +6,17 @@ inside is valid Unicode.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.requests import Request
 
 from localllm.errors import BadRequest
 
 WHITESPACE = " \t\r\n"
+MOST_DIGITS = 308  # of a number that is still a float64
 _JSON_TYPES = {bool: "bool", int: "number", float: "number", str: "string", list: "array"}
 
 
@@ -76,7 +78,7 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
     if not text:
         raise BadRequest("missing request body")
     try:
-        value, _ = json.JSONDecoder().raw_decode(text)
+        value, _ = _DECODER.raw_decode(text)
     except RecursionError:
         raise BadRequest("the request is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -87,6 +89,25 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
     if "\\ud" in text.lower():
         value = _without_surrogates(value)
     return dict(value)
+
+
+def _integer(digits: str) -> int:
+    return int(digits) if len(digits) < MOST_DIGITS else _not_a_number(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _not_a_number(digits)
+
+
+def _not_a_number(text: str) -> NoReturn:
+    if text.lstrip("-")[0].isdigit():
+        text = text if len(text) <= 40 else f"{text[:40]}..."
+        raise BadRequest(f"json: cannot unmarshal number {text} into Go value of type float64")
+    raise BadRequest(f"invalid character {text.lstrip('-')[0]!r} looking for beginning of value")
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_not_a_number)
 
 
 def _go_text(text: str, error: json.JSONDecodeError) -> str:

@@ -40,6 +40,8 @@ def test_other_durations_are_refused_in_go_words(text: str, message: str) -> Non
         ("-1m", math.inf),
         ("-1", math.inf),
         ("300", 300),
+        ("9" * 400, math.inf),
+        ("9" * 400 + "s", math.inf),
     ],
 )
 def test_keep_alive_takes_numbers_and_durations(value: object, seconds: float) -> None:

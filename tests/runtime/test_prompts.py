@@ -30,6 +30,13 @@ def test_earlier_tokens_stand_before_the_prompt(model) -> None:
     assert model.prepare(TextRequest("r", "b", tokens=[5, 6])).tokens[:2] == [5, 6]
 
 
+@pytest.mark.parametrize("token", [-1, 2**31, 2**64, 10**30])
+def test_earlier_tokens_that_do_not_exist_are_refused(model, token) -> None:
+    for given in ({"prompt": "b"}, {"messages": [user("b")]}):
+        with pytest.raises(BadRequest, match="the prompt has token ids outside 0 to "):
+            model.prepare(TextRequest("r", **given, tokens=[5, token]))
+
+
 def test_old_messages_go_first_and_the_system_message_and_the_last_stay(model) -> None:
     turns = [user(f"message number {i}") for i in range(20)]
     prompt = model.prepare(TextRequest("r", messages=[SYSTEM, *turns], num_ctx=200))

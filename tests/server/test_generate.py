@@ -211,6 +211,11 @@ def test_think_false_is_accepted_by_every_model(server: Server) -> None:
         (b"{model: 1}", "invalid character 'm' looking for beginning of object key string"),
         (b"[1]", "json: cannot unmarshal array into Go value of type api.ChatRequest"),
         (b"[" * 100_000, "nested too deeply"),
+        (b'{"format": NaN}', "invalid character 'N' looking for beginning of value"),
+        (b'{"format": -Infinity}', "invalid character 'I' looking for beginning of value"),
+        (b'{"format": 1e999}', "cannot unmarshal number 1e999 into"),
+        (b'{"keep_alive": ' + b"9" * 400 + b"}", "cannot unmarshal number 9999"),
+        (b'{"unknown": -' + b"9" * 5000 + b"}", "cannot unmarshal number -9999"),
     ],
 )
 def test_malformed_bodies_are_refused_in_go_words(server: Server, data: bytes, error: str) -> None:
