@@ -125,7 +125,12 @@ class Http:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        """Close all connections, also when cancelled in the middle of that."""
+        closing = asyncio.ensure_future(self._client.aclose())
+        try:
+            await asyncio.shield(closing)
+        finally:
+            await closing
 
     @asynccontextmanager
     async def open(
