@@ -58,7 +58,8 @@ class BenchOptions:
         """Positions of a sequence; early ones of a batch decode while the others' prompts run."""
         depth = max(self.depths)
         early = max(self.batch_sizes) * (depth // FLOOR + 2)
-        return depth + max(self.prompt, self.generate + early) + WARM_UP_TOKENS
+        longest = max(self.prompt, self.generate + early, FIRST_TOKEN_PROMPT)
+        return depth + longest + WARM_UP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
