@@ -19,6 +19,7 @@ from localllm.voice import Voice, Voices
 
 Message = Mapping[str, Any]
 KEPT_ROLES = ("system", "developer")
+OBVIOUSLY_LONG = 16  # characters a token, from which on all messages together hardly ever fit
 MAX_CONTEXTS = 10  # times the context, after which an endless answer ends
 
 
@@ -155,20 +156,34 @@ class PromptBuilder:
         voice = self._voice(request)
         if request.suffix and not voice.has_suffix:
             return Prompt(self._infill(request, messages))
-        tokens = self._encode(request, list(messages))
-        if len(tokens) < limit or not request.truncate:
-            return Prompt(tokens, voice=voice)
-        least, most = 1, len(messages) - 1
-        best = Prompt(self._encode(request, without_oldest(messages, most)), most)
-        while least < most:
-            dropped = (least + most) // 2
-            tokens = self._encode(request, without_oldest(messages, dropped))
+        size = sum(len(str(message.get("content") or "")) for message in messages)
+        if size < OBVIOUSLY_LONG * limit or not request.truncate:
+            tokens = self._encode(request, list(messages))
+            if len(tokens) < limit or not request.truncate:
+                return Prompt(tokens, voice=voice)
+        return self._newest(request, messages, limit, voice)
+
+    def _newest(
+        self, request: TextRequest, messages: Sequence[Message], limit: int, voice: Voice
+    ) -> Prompt:
+        """The newest messages that fit; at least the last one, whether it fits or not.
+
+        It tries ever more messages from the last one on and then halves, so that it never renders
+        much more than fits: there may be a hundred thousand.
+        """
+        fitting, too_many = 1, len(messages) + 1
+        best = self._encode(request, without_oldest(messages, len(messages) - 1))
+        if len(best) >= limit:
+            too_many = 2
+        while too_many - fitting > 1:
+            number = min(2 * fitting, (fitting + too_many) // 2)
+            tokens = self._encode(request, without_oldest(messages, len(messages) - number))
             if len(tokens) < limit:
-                best, most = Prompt(tokens, dropped), dropped
+                best, fitting = tokens, number
             else:
-                least = dropped + 1
-        kept = len(without_oldest(messages, best.dropped_messages))
-        return Prompt(best.tokens, len(messages) - kept, voice)
+                too_many = number
+        kept = len(without_oldest(messages, len(messages) - fitting))
+        return Prompt(best, len(messages) - kept, voice)
 
     def _encode(self, request: TextRequest, messages: list[Message]) -> list[int]:
         voice = self._voice(request)

@@ -50,6 +50,30 @@ def test_old_messages_go_first_and_the_system_message_and_the_last_stay(model) -
     assert f"number {prompt.dropped_messages - 1}<" not in text
 
 
+def test_a_hundred_thousand_messages_are_not_rendered(model, monkeypatch) -> None:
+    rendered = []
+    encode = type(model.prompts)._encode
+
+    def counted(self, request, messages):
+        rendered.append(len(messages))
+        return encode(self, request, messages)
+
+    monkeypatch.setattr(type(model.prompts), "_encode", counted)
+    prompt = model.prepare(TextRequest("r", messages=[user("a message")] * 100_000))
+    assert 99_000 < prompt.dropped_messages < 100_000
+    assert sum(rendered) < 1000
+
+
+@pytest.mark.parametrize("count", [*range(1, 12), 20])
+def test_as_many_messages_stay_as_fit(model, count) -> None:
+    turns = [user(f"message number {i} " + "x" * i) for i in range(count)]
+    prompt = model.prepare(TextRequest("r", messages=turns, num_ctx=200))
+    if prompt.dropped_messages:
+        one_more = turns[prompt.dropped_messages - 1 :]
+        with pytest.raises(BadRequest):
+            model.prepare(TextRequest("r", messages=one_more, num_ctx=200, truncate=False))
+
+
 def test_what_fits_is_not_touched(model) -> None:
     assert model.prepare(TextRequest("r", messages=[SYSTEM, user("hi")])).dropped_messages == 0
 
