@@ -16,6 +16,7 @@ from starlette.requests import Request
 from localllm.errors import BadRequest
 
 WHITESPACE = " \t\r\n"
+MOST_BYTES = 128 << 20
 MOST_DIGITS = 308  # of a number that is still a float64
 _JSON_TYPES = {bool: "bool", int: "number", float: "number", str: "string", list: "array"}
 
@@ -69,7 +70,18 @@ def _is(item: object, kind: Kind) -> bool:
 
 async def read_body(request: Request, shape: Shape) -> dict[str, Any]:
     """The fields of a request's body. Raises BadRequest."""
-    return shape.check(parse_object(await request.body(), shape.name))
+    return shape.check(parse_object(await read_bytes(request), shape.name))
+
+
+async def read_bytes(request: Request) -> bytes:
+    """The whole body, which is read no further than it may be long. Raises BadRequest."""
+    size, pieces = 0, []
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise BadRequest(f"the request is longer than {MOST_BYTES >> 20} MiB")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:

@@ -224,6 +224,14 @@ def test_malformed_bodies_are_refused_in_go_words(server: Server, data: bytes, e
     assert error in answer.json()["error"]
 
 
+def test_a_body_without_end_is_refused(server: Server) -> None:
+    """And not kept: the daemon would run out of memory."""
+    piece = b" " * (1 << 20)
+    answer = server.http.post("/api/chat", content=(piece for _ in range(130)))
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "the request is longer than 128 MiB"
+
+
 def test_bodies_are_read_as_go_reads_them(server: Server) -> None:
     data = b'{"MODEL": "tiny", "Prompt": "echo \\ud83d", "raw": true, "x": 1, "stream": false,'
     data += b'"system": null} trailing'
