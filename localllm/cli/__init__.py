@@ -4,6 +4,7 @@ Errors are one line on standard error and exit code 1, never a traceback. Standa
 answer alone when it is piped; progress is shown on terminals only.
 """
 
+import os
 import sys
 
 EXIT_INTERRUPTED = 130
@@ -11,6 +12,7 @@ EXIT_INTERRUPTED = 130
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line and give its exit code."""
+    _open_missing_streams()
     problem = _unsupported_machine()
     if problem is not None:
         print(f"Error: {problem}", file=sys.stderr)
@@ -26,6 +28,10 @@ def main(args: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
+        _silence_output()
+        return 1
+    except OSError as error:
+        print(f"Error: {_told(error)}", file=sys.stderr)
         _silence_output()
         return 1
 
@@ -63,6 +69,26 @@ def _unsupported_machine() -> str | None:
     return None
 
 
+def _told(error: OSError) -> str:
+    """A failure of the operating system, such as a full disk, with the file if it is known."""
+    text = error.strerror or str(error) or type(error).__name__
+    return text if error.filename is None else f"{error.filename}: {text}"
+
+
+def _open_missing_streams() -> None:
+    """Where a standard stream is closed, read nothing and write nowhere.
+
+    Otherwise a socket would get its number, and what is printed would go there.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def _make_output_safe() -> None:
     """Write UTF-8 whatever the locale says, and replace what cannot be written."""
     for stream in (sys.stdout, sys.stderr):
@@ -71,7 +97,5 @@ def _make_output_safe() -> None:
 
 
 def _silence_output() -> None:
-    """Keep the interpreter from complaining about a closed pipe at exit."""
-    import os
-
+    """Keep the interpreter from complaining at exit about what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from server_process import Server, environment, write_model
@@ -90,6 +91,24 @@ def test_closed_pipe_ends_the_command_quietly_and_the_request_too(server: Server
     assert process.wait() == 1
     while "499 |" not in (server.folder / "log").read_text():
         server.http.get("/health")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_as_good_as_empty_ones(server: Server, closed: str) -> None:
+    env = environment(server.folder, LOCALLLM_HOST=server.url)
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "run", "tiny", "hi"]
+    done = subprocess.run(shell, env=env, cwd=server.folder, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == (b"" if ">&-" in closed else b"0 1 2 \n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_an_answer_that_cannot_be_written_is_told_in_one_line(server: Server) -> None:
+    for args in (("list",), ("run", "tiny", "hi")):
+        with open("/dev/full", "wb") as full:
+            process = start(server, *args, stdin=subprocess.DEVNULL, stdout=full, stderr=-1)
+        assert process.communicate()[1] == b"Error: No space left on device\n"
+        assert process.returncode == 1
 
 
 @pytest.mark.parametrize(
