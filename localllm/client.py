@@ -9,6 +9,7 @@ import fcntl
 import http.client
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -129,6 +130,8 @@ class Client:
     def probe(self) -> Found | None:
         """What answers at the address; None if nothing does."""
         self.close()
+        if self.address.port == 0:
+            raise LocalLLMError("LOCALLLM_HOST: port 0 names no daemon; give it a port")
         try:
             connection = self._connect(PROBE_SECONDS)
             connection.request("GET", self.address.path + "/api/version")
@@ -137,6 +140,9 @@ class Client:
         except ConnectionRefusedError:
             self.close()
             return None
+        except (socket.gaierror, http.client.InvalidURL) as error:
+            self.close()
+            raise LocalLLMError(f"{self.address}: {_reason(error)}; check LOCALLLM_HOST") from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return Found(False, other=f"a program that does not speak HTTP ({_reason(error)})")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
-from localllm.config import Settings
+from localllm.config import WEIGHT_MODES, Settings
 from localllm.engine.engine import Engine
 from localllm.errors import BadRequest, LocalLLMError, OutOfMemory
 from localllm.gguf import GgufFile
@@ -109,7 +109,10 @@ def open_engine(
     eog_ids: frozenset[int] = frozenset(),
     progress: Progress | None = None,
 ) -> Engine:
-    """The engine of an open file, with its backend, not yet started."""
+    """The engine of an open file, with its backend, not yet started. Raises BadRequest."""
+    if settings.weights not in WEIGHT_MODES:
+        modes = ", ".join(WEIGHT_MODES)
+        raise BadRequest(f"weights (LOCALLLM_WEIGHTS): {settings.weights!r} is none of {modes}")
     spec = read_spec(file, settings.context_length)
     weight_bytes = sum(t.nbytes for t in file.tensors.values())
     plan = plan_kv(

@@ -17,7 +17,7 @@ from server_process import environment
 
 from localllm.client import Client
 from localllm.config import Settings
-from localllm.errors import DaemonUnavailable
+from localllm.errors import DaemonUnavailable, LocalLLMError
 from localllm.identity import Build, read_secret
 
 COMMAND = (sys.executable, "-m", "localllm.cli")
@@ -100,6 +100,15 @@ def test_program_that_does_not_speak_http_is_told(tmp_path: Path) -> None:
         with pytest.raises(DaemonUnavailable, match="does not speak HTTP"):
             client.ensure_daemon()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("host", "error"),
+    [("no such host", "check LOCALLLM_HOST"), ("127.0.0.1:0", "port 0 names no daemon")],
+)
+def test_an_address_that_cannot_be_is_told(tmp_path: Path, host: str, error: str) -> None:
+    with pytest.raises(LocalLLMError, match=error):
+        Client(replace(settings(tmp_path, 0), host=host)).ensure_daemon()
 
 
 def test_no_daemon_is_started_on_another_machine(tmp_path: Path) -> None:

@@ -21,6 +21,11 @@ def llm(tiny_path: Path):
         yield opened
 
 
+def test_weights_that_are_nowhere_are_refused(tiny_path: Path) -> None:
+    with pytest.raises(BadRequest, match="'bogus' is none of auto, mapped, resident"):
+        LLM(tiny_path, backend="reference", weights="bogus")
+
+
 def test_many_prompts_give_each_its_own_answer(llm) -> None:
     prompts = [f"text {i}" for i in range(40)]
     together = llm.generate(prompts, GREEDY)
