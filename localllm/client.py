@@ -76,12 +76,12 @@ class Client:
         try:
             if response.status >= 400:
                 raise _failure(response)
-            for line in response:
+            for line in _lines(response):
                 chunk: Body = json.loads(line)
                 if "error" in chunk:
                     raise RequestFailed(str(chunk["error"]), 500)
                 yield chunk
-        except (http.client.HTTPException, ConnectionError) as error:
+        except (http.client.HTTPException, ConnectionError, json.JSONDecodeError) as error:
             raise DaemonUnavailable(f"the daemon at {self.address} went away") from error
         finally:
             self.close()
@@ -259,6 +259,18 @@ def _failure(response: http.client.HTTPResponse) -> LocalLLMError:
     if response.status == 404:
         return ModelNotFound(text)
     return BadRequest(text) if response.status == 400 else RequestFailed(text, response.status)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The lines of a response as they come. Raises IncompleteRead if its end is missing, which
+    the response's own iterator takes for the end.
+    """
+    rest = b""
+    while data := response.read1(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _reason(error: Exception) -> str:

@@ -102,6 +102,31 @@ def test_program_that_does_not_speak_http_is_told(tmp_path: Path) -> None:
         thread.join()
 
 
+@pytest.mark.parametrize("tail", [b"", b"5", b"20\r\n", b'20\r\n{"a', b"0\r\n\r\n"])
+def test_a_stream_that_breaks_off_is_an_error(tmp_path: Path, tail: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(head + b'9\r\n{"a": 1}\n\r\n' + tail)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        stream = Client(settings(tmp_path, listener.getsockname()[1])).stream("/api/chat", {})
+        assert next(stream) == {"a": 1}
+        if tail.startswith(b"0"):
+            assert list(stream) == []
+        else:
+            with pytest.raises(DaemonUnavailable, match="went away"):
+                next(stream)
+        thread.join()
+
+
 @pytest.mark.parametrize(
     ("host", "error"),
     [("no such host", "check LOCALLLM_HOST"), ("127.0.0.1:0", "port 0 names no daemon")],
