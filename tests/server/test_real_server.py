@@ -106,12 +106,13 @@ def test_format_holds_from_the_request_to_the_sampler(daemon: Daemon) -> None:
         "type": "object",
         "properties": {"pet": {"enum": ["cat", "dog"]}, "legs": {"type": "integer"}},
         "required": ["pet", "legs"],
+        "additionalProperties": False,
     }
     body = {
         "model": MODEL,
         "prompt": "Which pet?",
         "stream": False,
-        "options": {"num_predict": 300},
+        "options": {"num_predict": 300, "seed": 1},
     }
     for format in ("json", schema):
         answer = daemon.post("/api/generate", {**body, "format": format})
