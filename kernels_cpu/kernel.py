@@ -88,10 +88,6 @@ class Kernel:
         self.__doc__ = function.__doc__
         self._compiled: Any = None
 
-    @property
-    def is_compiled(self) -> bool:
-        return self._compiled is not None
-
     def compile(self) -> Any:
         """The compiled function; raises what Numba raises if the kernel itself is wrong."""
         if self._compiled is None:

@@ -372,9 +372,3 @@ def emits(
 def slot(e: Ir, args: Value, index: Value) -> Value:
     """Slot `index` of an argument block: an int64."""
     return e.load(e.at(args, e.mul(index, 8)), i64, align=8)
-
-
-@emits(2, types.float32)
-def slot_float(e: Ir, args: Value, index: Value) -> Value:
-    """Slot `index` of an argument block whose low 32 bits are a float32."""
-    return e.load(e.at(args, e.mul(index, 8)), f32, align=4)

@@ -12,7 +12,6 @@ from typing import Any
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 11434
-ISA_LEVELS = ("amx", "avx512", "avxvnni", "avx2", "generic")
 WEIGHT_MODES = ("auto", "mapped", "resident")
 
 
