@@ -6,7 +6,9 @@ Ctrl-C during an answer stops the answer alone; at the prompt it clears the line
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prompt_toolkit import PromptSession
@@ -344,11 +346,30 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+@contextmanager
+def terminal_kept() -> Iterator[None]:
+    """Leave the terminal as it was, even if the prompt is interrupted while it changes it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
 def converse(client: Client, session: Session) -> None:
     """Start a conversation and hold it until the user leaves."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Leaving by an exception lets the prompt restore the terminal.
+        # Leaving by an exception lets the terminal be restored.
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with terminal_kept():
+        hold(client, session)
+
+
+def hold(client: Client, session: Session) -> None:
+    """Open the conversation, pulling the model where it is missing, and run it."""
     client.ensure_daemon(prepares=True, note=_say)
     conversation = Conversation(client, session)
     try:
