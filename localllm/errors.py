@@ -22,6 +22,10 @@ class BadRequest(LocalLLMError):
     """The request itself is wrong: its shape, a value, or an option that does not exist."""
 
 
+class BadSettings(LocalLLMError):
+    """The config file cannot be used; the message names the line or the key."""
+
+
 class ModelNotFound(LocalLLMError):
     """No model of that name is in the store."""
 
