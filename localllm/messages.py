@@ -111,7 +111,10 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a request cost. Times in seconds; `prompt_tokens` includes the `cached_tokens`."""
+    """What a request cost. Times in seconds; `prompt_tokens` includes the `cached_tokens`.
+
+    `prefix_miss` says why not all of the prompt was cached; empty when all was.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -119,6 +122,8 @@ class Statistics:
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
+    num_preemptions: int = 0
+    prefix_miss: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class Stats:
     queue_seconds    submitted to first scheduled
     prompt_seconds   first scheduled to first new token
     decode_seconds   first new token to the end
+    prefix_miss      why not all of the prompt was cached, in a few words; empty when all was
     """
 
     prompt_tokens: int = 0
@@ -91,6 +92,7 @@ class Stats:
     decode_seconds: float = 0.0
     num_preemptions: int = 0
     num_shifts: int = 0
+    prefix_miss: str = ""
 
 
 @dataclass(slots=True)
