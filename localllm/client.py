@@ -103,6 +103,8 @@ class Client:
         """Send a request, on a kept connection if it still works."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-LocalLLM-Progress": "1"}
+        if self._settings.api_keys:
+            headers["Authorization"] = f"Bearer {self._settings.api_keys[0]}"
         if self.address.is_local:
             headers["X-LocalLLM-Secret"] = read_secret(self._settings.data_dir)
         for is_last_try in (False, True):

@@ -23,7 +23,7 @@ from typing import Any
 
 from localllm.config import Settings
 from localllm.durations import FOREVER, parse_keep_alive
-from localllm.errors import BadRequest, Busy
+from localllm.errors import Busy
 from localllm.launch import Launched, launch_runner
 from localllm.messages import Delta, Generate, Load, Loading
 from localllm.runner_process import RunnerProcess
@@ -110,11 +110,7 @@ class Daemon:
         self._num_waiting = 0
         self._spare: asyncio.Task[RunnerProcess] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        try:
-            self._keep_alive = parse_keep_alive(settings.keep_alive)
-        except BadRequest:
-            log.warning("keep-alive %r is no duration; using 5m", settings.keep_alive)
-            self._keep_alive = 300.0
+        self._keep_alive = parse_keep_alive(settings.keep_alive)
 
     def loaded(self) -> list[LoadedModel]:
         """Loaded and loading models, the one that stays longest first."""

@@ -7,6 +7,7 @@ import typer
 from typer.main import get_command
 
 from localllm import __version__
+from localllm.cli.settings import SettingsHelp
 
 if TYPE_CHECKING:
     from localllm.client import Client
@@ -122,30 +123,15 @@ def run(
     run_model(_unconnected_client(), session, prompt or [])
 
 
-@app.command()
-@app.command("start", hidden=True)
+@app.command(cls=SettingsHelp)
+@app.command("start", cls=SettingsHelp, hidden=True)
 def serve() -> None:
     """Run the daemon in the foreground.
 
     \b
     Examples:
       localllm serve
-      LOCALLLM_HOST=0.0.0.0:11500 localllm serve
-    \b
-    Environment:
-      LOCALLLM_HOST               where to listen (127.0.0.1:11434)
-      LOCALLLM_DATA               models, logs and history (~/.localllm)
-      LOCALLLM_CACHE              compiled kernels (~/.cache/localllm)
-      LOCALLLM_KEEP_ALIVE         how long models stay loaded (5m)
-      LOCALLLM_CONTEXT_LENGTH     default context
-      LOCALLLM_MAX_LOADED_MODELS  most models at once (3)
-      LOCALLLM_NUM_PARALLEL       most requests at once per model (16)
-      LOCALLLM_MAX_QUEUE          most waiting requests (512)
-      LOCALLLM_ORIGINS            web origins allowed besides local ones
-      LOCALLLM_THREADS            threads per model
-      LOCALLLM_ISA                amx, avx512, avxvnni, avx2 or generic
-      LOCALLLM_WEIGHTS            auto, mapped or resident
-    Ollama's names (OLLAMA_HOST, ...) work too.
+      LOCALLLM_API_KEY=secret LOCALLLM_HOST=0.0.0.0:11500 localllm serve
     """
     from localllm.address import Address
     from localllm.client import Client, other_program

@@ -28,7 +28,7 @@ from localllm.identity import Build, read_secret, version_body
 from localllm.launch import Launched
 from localllm.pull.apart import Pulls
 from localllm.server import models, ollama, pull
-from localllm.server.guard import Guard
+from localllm.server.guard import Guard, Keys
 from localllm.server.respond import error_response, json_response
 from localllm.server.state import State, state_of
 from localllm.store import Store
@@ -116,7 +116,8 @@ def make_app(state: State, *, check_host: bool) -> ASGIApp:
     app.router.redirect_slashes = False
     app.state.localllm = state
     app.state.version = version_body(Build.current(), is_background=state.is_background)
-    return Guard(app, state.settings.origins, check_host=check_host)
+    keys = Keys(state.settings.api_keys, state.secret)
+    return Guard(app, state.settings.origins, keys, check_host=check_host)
 
 
 def _route(method: str, path: str, handler: Callable[..., object]) -> Route:
@@ -208,10 +209,24 @@ async def _serve(
     )
     servers.append(_Server(config))
     log.info("listening on %s, models in %s", address, store.root)
+    for warning in _warnings(settings, address):
+        log.warning("%s", warning)
     if on_listening is not None:
         on_listening(address)
     store.prune()
     await servers[0].serve(sockets=[sock])
+
+
+def _warnings(settings: Settings, address: Address) -> list[str]:
+    """What the log's reader would want to know before others do."""
+    warnings = list(settings.problems)
+    if not address.is_loopback and not settings.api_keys:
+        place = f"{address.bind_host}:{address.port}"
+        warnings.append(
+            f"everybody who reaches {place} can use this daemon and change its models; "
+            "set LOCALLLM_API_KEY, or listen on 127.0.0.1"
+        )
+    return warnings
 
 
 def _listen(address: Address) -> socket.socket:

@@ -2,9 +2,12 @@
 
 A web page can make a browser send requests to loopback: by DNS rebinding (the Host header is
 foreign then) or across origins (the Origin header is). Both are refused with a body that says
-which check failed.
+which check failed. Where keys are set, a request must show one, or the data folder's secret, which
+only programs of this daemon's user can read.
 """
 
+import hashlib
+import hmac
 import ipaddress
 import json
 import logging
@@ -15,6 +18,8 @@ from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localllm.server.state import SECRET_HEADER
 
 DEFAULT_ORIGINS = (
     *(f"{s}://{h}" for s in ("http", "https") for h in ("localhost", "127.0.0.1", "0.0.0.0")),
@@ -37,6 +42,9 @@ ALLOW_HEADERS = ",".join(
     )
 )
 MAX_AGE = str(12 * 3600)
+# What a stranger may know: that the daemon is alive, and what it is.
+OPEN_PATHS = ("/", "/health", "/api/version")
+NO_KEY = "unauthorized: send one of this daemon's keys as 'Authorization: Bearer KEY'"
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 
 log = logging.getLogger("localllm.access")
@@ -68,12 +76,42 @@ def _host_name(host: str) -> str:
     return host if host.count(":") > 1 else host.partition(":")[0]
 
 
-class Guard:
-    """Wraps the application. `check_host` is for daemons that only listen on loopback."""
+class Keys:
+    """The keys that let a request in; without any, everybody is let in."""
 
-    def __init__(self, app: ASGIApp, origins: Iterable[str], *, check_host: bool) -> None:
+    def __init__(self, keys: Iterable[str], secret: str) -> None:
+        self._keys = [key.encode() for key in keys]
+        self._secret = secret.encode()
+
+    def caller(self, headers: Headers) -> str | None:
+        """Who asks, as a name that tells nothing of the key: "" is the daemon's own user, or
+        anybody where there are no keys. None: nobody who may.
+        """
+        if not self._keys or hmac.compare_digest(_header(headers, SECRET_HEADER), self._secret):
+            return ""
+        scheme, _, key = _header(headers, "authorization").partition(b" ")
+        given = key.strip() if scheme.lower() == b"bearer" else _header(headers, "x-api-key")
+        if not any(hmac.compare_digest(given, known) for known in self._keys):
+            return None
+        return hashlib.blake2b(given, digest_size=8, person=b"caller").hexdigest()
+
+
+def _header(headers: Headers, name: str) -> bytes:
+    return headers.get(name, "").encode("latin-1")
+
+
+class Guard:
+    """Wraps the application. `check_host` is for daemons that only listen on loopback.
+
+    Handlers find who asks in `request.state.caller`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, origins: Iterable[str], keys: Keys, *, check_host: bool
+    ) -> None:
         self._app = app
         self._origins = origin_pattern(origins)
+        self._keys = keys
         self._check_host = check_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,11 +132,15 @@ class Guard:
             await send(message)
 
         problem = self._problem(headers, origin)
+        caller = self._keys.caller(headers)
         if problem is not None:
-            await _refuse(answer, problem)
+            await _refuse(answer, 403, f"forbidden: {problem}")
         elif origin is not None and scope["method"] == "OPTIONS":
             await _answer_preflight(answer)
+        elif caller is None and scope["path"] not in OPEN_PATHS:
+            await _refuse(answer, 401, NO_KEY)
         else:
+            scope.setdefault("state", {})["caller"] = caller or ""
             await self._app(scope, receive, answer)
         client = scope["client"][0] if scope.get("client") else "-"
         milliseconds = 1000 * (time.perf_counter() - begun)
@@ -126,10 +168,12 @@ class Guard:
         return {"access-control-allow-origin": origin, "vary": "Origin"}
 
 
-async def _refuse(send: Send, problem: str) -> None:
-    body = json.dumps({"error": f"forbidden: {problem}"}).encode()
+async def _refuse(send: Send, status: int, problem: str) -> None:
+    body = json.dumps({"error": problem}).encode()
     headers = [(b"content-type", b"application/json; charset=utf-8")]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
