@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self.address = Address.parse(settings.host)
-        self._settings = settings
+        self.settings = settings
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str) -> Body:
@@ -103,10 +103,10 @@ class Client:
         """Send a request, on a kept connection if it still works."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-LocalLLM-Progress": "1"}
-        if self._settings.api_keys:
-            headers["Authorization"] = f"Bearer {self._settings.api_keys[0]}"
+        if self.settings.api_keys:
+            headers["Authorization"] = f"Bearer {self.settings.api_keys[0]}"
         if self.address.is_local:
-            headers["X-LocalLLM-Secret"] = read_secret(self._settings.data_dir)
+            headers["X-LocalLLM-Secret"] = read_secret(self.settings.data_dir)
         for is_last_try in (False, True):
             fresh = self._connection is None
             try:
@@ -188,7 +188,7 @@ class Client:
 
     def _start(self, *, prepares: bool) -> None:
         """Start a daemon in the background unless somebody else just does, and wait for it."""
-        folder = self._settings.data_dir
+        folder = self.settings.data_dir
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / "start.lock"):
             if self.probe() is not None:

@@ -44,7 +44,8 @@ Prefix = Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that
 
 
 def command() -> Any:
-    """The command line as one object with a `main`, the commands for files included."""
+    """The command line as one object with a `main`, the commands of other files included."""
+    import localllm.cli.bench
     import localllm.cli.files  # noqa: F401
 
     return get_command(app)
@@ -292,6 +293,32 @@ def pull(
     from localllm.cli.pulling import pull_model
 
     pull_model(_client(), model, is_insecure=insecure)
+
+
+@app.command()
+def launch(
+    program: Annotated[
+        str | None, typer.Argument(metavar="[PROGRAM]", help="What to point at the daemon.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The model it shall use.")] = None,
+) -> None:
+    """Print what points agents and editors at the daemon; alone, for which ones it can.
+
+    \b
+    Examples:
+      localllm launch
+      localllm launch aider --model qwen3:8b
+      eval "$(localllm launch ollama)"
+    """
+    from localllm.cli.integrations import instructions, overview
+
+    if program is None:
+        print(overview())
+        return
+    client = _unconnected_client()
+    note, lines = instructions(program, model, client.settings, str(client.address))
+    typer.echo(f"# {note}", err=True)
+    print(lines)
 
 
 @app.command("import")
