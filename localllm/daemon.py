@@ -1,9 +1,9 @@
 """Which models are loaded, who may use them, and for how long they stay.
 
 A model is loaded when it is first asked for, in a runner process of its own, and unloaded when
-nobody has used it for its keep-alive time. Requests hold a `Lease`; at most `num_parallel` of them
-work on one model, and at most `max_queue` wait, first come first served; the next is refused with
-Busy.
+nobody has used it for its keep-alive time. Requests hold a `Lease`. Beyond the `num_parallel` that
+run on a model at once, `max_queue` may wait, for a load or in its runner's queue, which is where
+the order is decided (engine/scheduler.py); the next is refused with Busy.
 
 Invariants:
   1. a runner is ended only when no lease holds it, or because it died;
@@ -53,10 +53,9 @@ class Target:
 class LoadedModel:
     """A runner with a model, or one that is loading it."""
 
-    def __init__(self, target: Target, runner: RunnerProcess, num_parallel: int) -> None:
+    def __init__(self, target: Target, runner: RunnerProcess) -> None:
         self.target = target
         self.runner = runner
-        self.slots = asyncio.Semaphore(num_parallel)
         self.num_users = 0
         self.keep_alive = 0.0
         self.idle_since: float | None = None
@@ -143,7 +142,6 @@ class Daemon:
                 model.keep_alive = keep_alive
             yield Lease(model, clock() - asked_at)
         finally:
-            model.slots.release()
             self._leave(model)
 
     def unload(self, path: Path) -> None:
@@ -163,46 +161,35 @@ class Daemon:
             await asyncio.wait(self._tasks)
 
     async def _take(self, target: Target, on_loading: OnLoading | None) -> LoadedModel:
-        """A loaded model with one of its slots, which the caller must give back."""
+        """A loaded model, which the caller must leave."""
         while True:
             model = self._models.get(target.path)
             if model is not None and model.is_usable:
-                if await self._take_slot(model):
-                    return model
-                continue
+                if model.num_users >= self._settings.num_parallel:
+                    self._check_queue()
+                self._enter(model)
+                return model
             with self._wait():
                 if model is not None and model.is_ready:
                     await model.runner.closed.wait()
                     self._forget(model)
                 await self._load(target, on_loading)
 
-    async def _take_slot(self, model: LoadedModel) -> bool:
-        """Wait for a slot; False if the model went away meanwhile."""
-        self._enter(model)
-        try:
-            if model.slots.locked():
-                with self._wait():
-                    await model.slots.acquire()
-            else:
-                await model.slots.acquire()
-        except BaseException:
-            self._leave(model)
-            raise
-        if model.is_usable:
-            return True
-        model.slots.release()
-        self._leave(model)
-        return False
-
     @contextmanager
     def _wait(self) -> Iterator[None]:
-        if self._num_waiting >= self._settings.max_queue:
-            raise Busy("server busy, please try again.  maximum pending requests exceeded")
+        self._check_queue()
         self._num_waiting += 1
         try:
             yield
         finally:
             self._num_waiting -= 1
+
+    def _check_queue(self) -> None:
+        """Raise Busy if no more may wait."""
+        parallel = self._settings.num_parallel
+        queued = sum(max(0, model.num_users - parallel) for model in self._models.values())
+        if self._num_waiting + queued >= self._settings.max_queue:
+            raise Busy("server busy, please try again.  maximum pending requests exceeded")
 
     def _enter(self, model: LoadedModel) -> None:
         model.num_users += 1
@@ -238,7 +225,7 @@ class Daemon:
                 return
             await self._make_room(target)
             runner = await self._new_runner()
-            model = LoadedModel(target, runner, self._settings.num_parallel)
+            model = LoadedModel(target, runner)
             model.keep_alive = self._keep_alive
             model.num_users = 1
             self._models[target.path] = model

@@ -72,7 +72,6 @@ class Engine:
     ) -> None:
         self.backend = backend
         self.eog_ids = eog_ids
-        self.max_waiting = max_waiting
         self.pool = BlockPool(
             backend.num_blocks,
             [group.window for group in backend.kv_groups],
@@ -89,6 +88,7 @@ class Engine:
             max_rows=backend.max_rows,
             max_running=min(max_running, backend.max_segments, backend.max_rows),
         )
+        self.most_requests = self.scheduler.max_running + max_waiting
         self.batches = BatchBuilder(backend, self.max_length)
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
@@ -119,9 +119,9 @@ class Engine:
         with self._wake:
             if self._is_closing:
                 raise Cancelled("the model is being unloaded")
-            num_waiting = self.num_waiting
-            if num_waiting >= self.max_waiting:
-                raise Busy(f"the queue is full: {num_waiting} requests are waiting")
+            # A burst that is still to be let in is not yet the queue.
+            if self.num_waiting + len(self.scheduler.running) >= self.most_requests:
+                raise Busy(f"the queue is full: {self.num_waiting} requests are waiting")
             self._arrivals += 1
             sequence.arrival = self._arrivals
             self._submitted.append(sequence)
