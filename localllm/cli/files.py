@@ -18,19 +18,11 @@ Threads = Annotated[
 BackendName = Annotated[str, typer.Option("--backend", help="cpu or reference.")]
 
 
-def _settings(threads: int | None, weights: str | None = None) -> Settings:
+def settings_with(threads: int | None, weights: str | None = None) -> Settings:
     settings = load_settings()
     return replace(
         settings, threads=threads or settings.threads, weights=weights or settings.weights
     )
-
-
-def _numbers(text: str, name: str) -> list[int]:
-    """A comma-separated list."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise BadRequest(f"{name}: {text!r} is no list of numbers such as 1,8") from None
 
 
 @app.command()
@@ -93,57 +85,9 @@ def logits(
     options = LogitsOptions(backend, "prefill" if path == "prefill" else "decode", chunk, beside)
     status = Status()
     try:
-        write_logits(file, ids, out, options, _settings(threads), status.report)
+        write_logits(file, ids, out, options, settings_with(threads), status.report)
     finally:
         status.clear()
-
-
-@app.command()
-def bench(
-    file: File,
-    prompt: Annotated[int, typer.Option("-p", "--prompt", help="Prompt tokens.")] = 512,
-    generate: Annotated[int, typer.Option("-n", "--generate", help="New tokens.")] = 128,
-    depth: Annotated[str, typer.Option("-d", "--depth", help="Tokens in the context.")] = "0",
-    threads: Threads = None,
-    batch: Annotated[str, typer.Option("-b", "--batch", help="Sequences at once.")] = "1",
-    output: Annotated[str, typer.Option("-o", "--output", help="md or json.")] = "md",
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1)] = 5,
-    backend: BackendName = "cpu",
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="auto, mapped or resident.")
-    ] = None,
-    read_bandwidth: Annotated[
-        bool, typer.Option("--read-bandwidth", help="Compare with the memory's read speed.")
-    ] = False,
-) -> None:
-    """Measure how fast a model reads prompts and generates.
-
-    \b
-    Examples:
-      localllm bench model.gguf -p 512 -n 128 -t 2
-      localllm bench model.gguf -p 0 -n 64 -d 4096 -b 1,8 -o json
-    """
-    from localllm.cli.output import Status
-    from localllm.offline.bench import BenchOptions
-    from localllm.offline.bench import bench as measure
-
-    if output not in ("md", "json"):
-        raise BadRequest(f"--output is md or json, not {output!r}")
-    options = BenchOptions(
-        prompt=prompt,
-        generate=generate,
-        depths=_numbers(depth, "--depth"),
-        batch_sizes=_numbers(batch, "--batch"),
-        repetitions=repetitions,
-        backend=backend,
-        read_bandwidth=read_bandwidth,
-    )
-    status = Status()
-    try:
-        report = measure(file, options, _settings(threads, weights), status.report)
-    finally:
-        status.clear()
-    print(report.to_json() if output == "json" else report.to_markdown())
 
 
 @app.command()
@@ -176,7 +120,7 @@ def perplexity(
     try:
         report = measure(
             file,
-            _settings(threads),
+            settings_with(threads),
             text=text,
             kl=kl,
             save=save,
