@@ -13,10 +13,10 @@ run: $(VENV)/installed
 	printf 'FROM %s\n' "$$model" | $(BIN)/localllm create smollm2:135m -f - && \
 	$(BIN)/localllm run smollm2:135m "$(QUESTION)"
 
-test: $(VENV)/installed
+test: $(VENV)/clients
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(VENV)/installed
+test-all: $(VENV)/clients
 	$(BIN)/python -m pytest
 
 check: $(VENV)/installed
@@ -30,6 +30,11 @@ bench: $(VENV)/installed
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --config-settings editable_mode=compat -e ".[dev]"
+	@touch $@
+
+# What the tests of other projects' clients need beside that.
+$(VENV)/clients: $(VENV)/installed
+	$(BIN)/python -m pip install -q --config-settings editable_mode=compat -e ".[clients]"
 	@touch $@
 
 clean:

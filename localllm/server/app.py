@@ -81,6 +81,7 @@ ROUTES = (
     ("HEAD", "/api/blobs/{digest}", models.head_blob),
     ("POST", "/api/blobs/{digest}", models.post_blob),
     ("POST", "/api/pull", pull.pull),
+    ("POST", "/api/push", pull.push),
     ("POST", "/api/generate", ollama.generate),
     ("POST", "/api/chat", ollama.chat),
     ("POST", "/api/shutdown", shutdown),

@@ -1,4 +1,4 @@
-"""POST /api/pull: what a pull tells, as Ollama's status lines."""
+"""POST /api/pull: what a pull tells, as Ollama's status lines; and /api/push, which is refused."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
@@ -8,13 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import BadRequest
+from localllm.names import ModelName
 from localllm.pull.events import Header, Status, Transfer
 from localllm.pull.reference import Reference
 from localllm.server.body import BOOL, STRING, Shape, read_body
 from localllm.server.respond import Answer, Chunk
 from localllm.server.state import State, state_of
 
-PULL = Shape("PullRequest", {"model": STRING, "name": STRING, "insecure": BOOL, "stream": BOOL})
+_FIELDS = {"model": STRING, "name": STRING, "insecure": BOOL, "stream": BOOL}
+PULL = Shape("PullRequest", _FIELDS)
+PUSH = Shape("PushRequest", _FIELDS)
 
 
 async def pull(request: Request) -> Response:
@@ -26,6 +29,16 @@ async def pull(request: Request) -> Response:
     Reference.parse(name)
     chunks = pull_chunks(state_of(request), name, is_insecure=fields.get("insecure", False))
     return Answer(chunks, merge=None if fields.get("stream", True) else _last)
+
+
+async def push(request: Request) -> Response:
+    """POST /api/push."""
+    fields = await read_body(request, PUSH)
+    name = fields.get("model") or fields.get("name") or ""
+    if not name:
+        raise BadRequest("model is required")
+    ModelName.parse(name)
+    raise BadRequest("push is not supported by this version: models can be pulled, not uploaded")
 
 
 async def pull_chunks(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import httpx
 import numpy as np
 
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
+Process = subprocess.Popen[str]
 
 
 def write_model(path: Path, *, context_length: int = 2048) -> Path:
@@ -39,7 +41,7 @@ class Server:
     url: str
     folder: Path
     model_file: Path
-    process: subprocess.Popen[str]
+    process: Process
 
     @property
     def trusted(self) -> dict[str, str]:
@@ -62,23 +64,31 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**rest, **own, **more}
 
 
-def start_server(folder: Path, **environ: str) -> Iterator[Server]:
+@contextmanager
+def running(script: Path, folder: Path, **environ: str) -> Iterator[tuple[str, Process]]:
+    """A server process with its data in `folder` and its log there; gives its URL, ends it."""
     with (folder / "log").open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, str(FAKE_DAEMON)],
+            [sys.executable, str(script)],
             stdout=subprocess.PIPE,
             stderr=output,
             text=True,
-            env=environment(folder, LOCALLLM_HOST="127.0.0.1:0", **environ),
+            env=environment(folder, **{"LOCALLLM_HOST": "127.0.0.1:0", **environ}),
         )
     assert process.stdout is not None
-    url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
     try:
-        with httpx.Client(base_url=url, timeout=60) as http:
-            server = Server(http, url, folder, write_model(folder / "tiny.gguf"), process)
-            server.create("tiny")
-            yield server
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}", process
     finally:
         process.terminate()
         process.wait(20)
         process.stdout.close()
+
+
+def start_server(folder: Path, **environ: str) -> Iterator[Server]:
+    with (
+        running(FAKE_DAEMON, folder, **environ) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        server = Server(http, url, folder, write_model(folder / "tiny.gguf"), process)
+        server.create("tiny")
+        yield server
