@@ -122,6 +122,9 @@ class Settings:
     hub_is_offline: bool = _setting(
         False, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "ask the Hub nothing", _hub_flag
     )
+    editor: str = _setting(
+        "vi", (*_both("EDITOR"), "VISUAL", "EDITOR"), "what Ctrl-G edits a message with"
+    )
     no_history: bool = _setting(False, _both("NOHISTORY"), "do not keep what was typed", _flag)
     debug: bool = _setting(False, _both("DEBUG"), "log more", _flag)
     problems: tuple[str, ...] = ()

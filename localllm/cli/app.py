@@ -99,6 +99,9 @@ def run(
         bool, typer.Option("--hidethinking", help="Do not show what the model thinks.")
     ] = False,
     nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Pull over plain HTTP if the model is missing.")
+    ] = False,
 ) -> None:
     """Ask a model once, or converse with it on a terminal.
 
@@ -120,6 +123,7 @@ def run(
         verbose,
         not nowordwrap,
         hidethinking,
+        insecure,
     )
     run_model(_unconnected_client(), session, prompt or [])
 

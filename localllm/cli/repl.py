@@ -6,134 +6,17 @@ Ctrl-C during an answer stops the answer alone; at the prompt it clears the line
 import shlex
 import signal
 import sys
-import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-
-from prompt_toolkit import PromptSession
-from prompt_toolkit.formatted_text import HTML
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from localllm.cli import models
 from localllm.cli.output import Status, print_statistics
+from localllm.cli.prompt import Prompt, terminal_kept
+from localllm.cli.repl_texts import HELP, MISSING, PARAMETER_HELP, SET_HELP, SHOW_HELP, TOPICS
 from localllm.cli.run import Reply, Session, pull_missing, show_answer
 from localllm.client import Client
-from localllm.config import load_settings
 from localllm.errors import DaemonUnavailable, LocalLLMError, ModelNotFound
 from localllm.modelfile import parameter_lines, parse_parameter
-
-QUOTES = '"""'
-HELP = """Available Commands:
-  /set            Set session variables
-  /show           Show model information
-  /load <model>   Load a model, beginning a new conversation
-  /save <model>   Save the model with the session's system message and parameters
-  /clear          Clear session context
-  /list           List models
-  /bye            Exit
-  /?, /help       Help for a command
-  /? shortcuts    Help for keyboard shortcuts
-
-Use \"\"\" to begin and end a multi-line message."""
-SET_HELP = """Available Commands:
-  /set parameter ...     Set a parameter
-  /set system <string>   Set system message
-  /set history           Enable history
-  /set nohistory         Disable history
-  /set wordwrap          Enable wordwrap
-  /set nowordwrap        Disable wordwrap
-  /set format json       Enable JSON mode
-  /set noformat          Disable formatting
-  /set verbose           Show statistics after each answer
-  /set quiet             Hide statistics
-  /set think             Enable thinking
-  /set nothink           Disable thinking"""
-PARAMETER_HELP = """Available Parameters:
-  /set parameter seed <int>             Random number seed
-  /set parameter num_predict <int>      Max number of tokens to predict
-  /set parameter top_k <int>            Pick from top k num of tokens
-  /set parameter top_p <float>          Pick token based on sum of probabilities
-  /set parameter min_p <float>          Pick token based on top token probability * min_p
-  /set parameter num_ctx <int>          Set the context size
-  /set parameter temperature <float>    Set creativity level
-  /set parameter repeat_penalty <float> How strongly to penalize repetitions
-  /set parameter repeat_last_n <int>    Set how far back to look for repetitions
-  /set parameter stop <string> ...      Set the stop parameters"""
-SHOW_HELP = """Available Commands:
-  /show info         Show details for this model
-  /show license      Show model license
-  /show modelfile    Show Modelfile for this model
-  /show parameters   Show parameters for this model
-  /show system       Show system message
-  /show template     Show prompt template"""
-SHORTCUTS = """Available keyboard shortcuts:
-  Ctrl + a / e   Move to the beginning / end of the line
-  Ctrl + k / u   Delete the text after / before the cursor
-  Ctrl + w       Delete the word before the cursor
-  Ctrl + j       New line inside a message
-  Ctrl + l       Clear the screen
-  Ctrl + c       Stop the model from responding
-  Ctrl + d       Exit (/bye)"""
-TOPICS = {"set": SET_HELP, "show": SHOW_HELP, "shortcuts": SHORTCUTS}
-MISSING = {
-    "license": "No license was specified for this model.",
-    "modelfile": "No Modelfile is known for this model.",
-    "system": "No system message was specified for this model.",
-    "template": "No prompt template was specified for this model.",
-}
-
-
-class Prompt:
-    """Reads messages; one paste is one message, and three quotes span lines."""
-
-    def __init__(self) -> None:
-        settings = load_settings()
-        history: History = InMemoryHistory()
-        if not settings.no_history:
-            settings.data_dir.mkdir(parents=True, exist_ok=True)
-            history = FileHistory(str(settings.data_dir / "history"))
-        self._session: PromptSession[str] = PromptSession(
-            history=history, key_bindings=_key_bindings(), enable_suspend=True
-        )
-        self._file_history = history
-
-    def set_history(self, *, is_on: bool) -> None:
-        self._session.history = self._file_history if is_on else InMemoryHistory()
-        self._session.default_buffer.history = self._session.history
-
-    def read(self) -> str:
-        """The next message without its quotes. Raises EOFError at the end."""
-        hint = HTML("<ansibrightblack>Send a message (/? for help)</ansibrightblack>")
-        text = self._session.prompt(">>> ", placeholder=hint)
-        head, quotes, rest = text.partition(QUOTES)
-        if not quotes or (head.strip() and not head.lstrip().startswith("/set system")):
-            return text
-        more = HTML("<ansibrightblack>Press Enter to send</ansibrightblack>")
-        while QUOTES not in rest:
-            try:
-                rest += "\n" + self._session.prompt("... ", placeholder=more)
-            except EOFError:
-                return ""
-        return head + rest.partition(QUOTES)[0]
-
-
-def _key_bindings() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("c-j")
-    def _new_line(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("c-c")
-    def _clear(event: KeyPressEvent) -> None:
-        if event.current_buffer.text:
-            event.current_buffer.reset()
-        else:
-            event.app.exit(exception=KeyboardInterrupt)
-
-    return keys
 
 
 class Conversation:
@@ -166,6 +49,14 @@ class Conversation:
                     status.progress(chunk["progress"])
         finally:
             status.clear()
+
+    def replay(self) -> None:
+        """Show the messages that the model itself begins a conversation with."""
+        found = self._client.post("/api/show", {"model": self._session.model})
+        for message in found.get("messages") or ():
+            if message["role"] in ("user", "assistant"):
+                mark = ">>> " if message["role"] == "user" else ""
+                print(f"{mark}{message['content']}\n")
 
     def run(self) -> None:
         """Read and answer until the user leaves."""
@@ -244,10 +135,16 @@ class Conversation:
         elif name in ("think", "nothink"):
             session.think = False if name == "nothink" else (value or True)
             _say(f"Set '{name}' mode" + (f" to '{value}'." if value else "."))
+            if session.think and not self._can_think():
+                _say(f'warning: model "{session.model}" does not support thinking output')
         elif name in ("format", "noformat"):
             self._set_format(name, value)
         else:
             _say(f"Unknown command '/set {rest}'. Type /? for help" if rest else SET_HELP)
+
+    def _can_think(self) -> bool:
+        found = self._client.post("/api/show", {"model": self._session.model})
+        return "thinking" in found.get("capabilities", ())
 
     def _set_format(self, name: str, value: str) -> None:
         if name == "noformat":
@@ -346,19 +243,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-@contextmanager
-def terminal_kept() -> Iterator[None]:
-    """Leave the terminal as it was, even if the prompt is interrupted while it changes it."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-
-
 def converse(client: Client, session: Session) -> None:
     """Start a conversation and hold it until the user leaves."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -375,6 +259,7 @@ def hold(client: Client, session: Session) -> None:
     try:
         conversation.open()
     except ModelNotFound as missing:
-        pull_missing(client, session.model, missing)
+        pull_missing(client, session, missing)
         conversation.open()
+    conversation.replay()
     conversation.run()

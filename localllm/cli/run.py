@@ -27,6 +27,7 @@ class Session:
     verbose: bool = False
     wordwrap: bool = True
     hides_thinking: bool = False
+    is_insecure: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def body(self, **content: Any) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def show_answer(
     thoughts = Thoughts(out, is_hidden=session.hides_thinking)
     status.show("connecting")
     try:
-        with closing(_chunks(client, path, body)) as chunks:
+        with closing(_chunks(client, path, body, session)) as chunks:
             for chunk in chunks:
                 if "progress" in chunk:
                     status.progress(chunk["progress"])
@@ -119,22 +120,22 @@ def show_answer(
 
 
 def _chunks(
-    client: Client, path: str, body: dict[str, Any]
+    client: Client, path: str, body: dict[str, Any], session: Session
 ) -> Generator[dict[str, Any], None, None]:
     """What the daemon answers; a model that is not there is pulled first."""
     try:
         yield from client.stream(path, body)
     except ModelNotFound as missing:
-        pull_missing(client, body["model"], missing)
+        pull_missing(client, session, missing)
         yield from client.stream(path, body)
 
 
-def pull_missing(client: Client, model: str, missing: ModelNotFound) -> None:
-    """Pull a model that was found missing. Raises ModelNotFound if that fails."""
+def pull_missing(client: Client, session: Session, missing: ModelNotFound) -> None:
+    """Pull the model that was found missing. Raises ModelNotFound if that fails."""
     from localllm.cli.pulling import pull_model
 
     try:
-        pull_model(client, model)
+        pull_model(client, session.model, is_insecure=session.is_insecure)
     except RequestFailed as error:
         raise ModelNotFound(f"{missing}, and it could not be pulled: {error}") from None
 

@@ -10,12 +10,13 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from server_process import Server, environment
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
-ENTER, CTRL_C, CTRL_D, CTRL_J = "\r", "\x03", "\x04", "\n"
+ENTER, CTRL_C, CTRL_D, CTRL_G, CTRL_J = "\r", "\x03", "\x04", "\x07", "\n"
 PASTE = "\x1b[200~{}\x1b[201~"
 PLACEHOLDER = "Send a message (/? for help)"
 LONGEST_WAIT_SECONDS = 30
@@ -24,10 +25,14 @@ LONGEST_WAIT_SECONDS = 30
 class Terminal:
     """A `localllm run` on a terminal: what is typed, and what comes out."""
 
-    def __init__(self, server: Server, *args: str) -> None:
+    def __init__(self, server: Server, *args: str, **environ: str) -> None:
         self._terminal, theirs = pty.openpty()
         env = environment(
-            server.folder, LOCALLLM_HOST=server.url, TERM="xterm", PROMPT_TOOLKIT_NO_CPR="1"
+            server.folder,
+            LOCALLLM_HOST=server.url,
+            TERM="xterm",
+            PROMPT_TOOLKIT_NO_CPR="1",
+            **environ,
         )
         command = [sys.executable, "-m", "localllm.cli", "run", *args]
         self.process = subprocess.Popen(
@@ -46,7 +51,10 @@ class Terminal:
             assert time.monotonic() < deadline, f"{text!r} did not come"
             ready, _, _ = select.select([self._terminal], [], [], LONGEST_WAIT_SECONDS)
             assert ready, f"{text!r} did not come after {self._seen!r}"
-            data = os.read(self._terminal, 65536).decode(errors="replace")
+            try:
+                data = os.read(self._terminal, 65536).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"it ended after {self._seen!r}") from None
             self._seen = ESCAPES.sub("", self._seen + data)
         before, _, self._seen = self._seen.partition(text)
         return before
@@ -153,3 +161,62 @@ def test_terminal_is_as_before_after_a_kill_at_the_prompt(terminal: Terminal) ->
     terminal.process.terminate()
     assert terminal.process.wait() == 128 + signal.SIGTERM
     assert terminal.is_cooked()
+
+
+def test_lines_typed_ahead_are_messages_of_their_own(terminal: Terminal) -> None:
+    terminal.say("forever")
+    terminal.expect("3 4 5 ")
+    terminal.type("one echo" + ENTER + "two echo" + ENTER)
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.expect("'content': 'one echo'}]")
+    terminal.expect("'content': 'two echo'}]")
+
+
+@pytest.fixture
+def editor(tmp_path: Path) -> Path:
+    """An editor that adds to what it is given."""
+    path = tmp_path / "editor"
+    path.write_text("#!/bin/sh\nprintf ' echo\\n' >> \"$1\"\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_message_can_be_edited(server: Server, editor: Path) -> None:
+    terminal = Terminal(server, "tiny", LOCALLLM_EDITOR=str(editor))
+    try:
+        terminal.expect(PLACEHOLDER)
+        terminal.type("edited" + CTRL_G)
+        terminal.expect("echo")
+        terminal.type(ENTER)
+        terminal.expect("'content': 'edited echo'}]")
+    finally:
+        terminal.close()
+
+
+def test_a_missing_editor_is_told_and_the_message_kept(server: Server) -> None:
+    terminal = Terminal(server, "tiny", VISUAL="no-such-editor")
+    try:
+        terminal.expect(PLACEHOLDER)
+        terminal.type("kept echo" + CTRL_G)
+        terminal.expect('editor "no-such-editor" not found, set LOCALLLM_EDITOR')
+        terminal.expect(">>> kept echo")
+        terminal.type(ENTER)
+        terminal.expect("'content': 'kept echo'}]")
+    finally:
+        terminal.close()
+
+
+def test_a_models_own_messages_are_shown_first(server: Server) -> None:
+    messages = [{"role": "user", "content": "Ping?"}, {"role": "assistant", "content": "Pong."}]
+    server.create("primed", messages=messages)
+    terminal = Terminal(server, "primed")
+    try:
+        assert ">>> Ping?\n\nPong.\n\n" in terminal.expect(PLACEHOLDER)
+    finally:
+        terminal.close()
+
+
+def test_thinking_of_a_model_that_cannot_is_warned_of(terminal: Terminal) -> None:
+    terminal.say("/set think high")
+    terminal.expect("Set 'think' mode to 'high'.")
+    terminal.expect('warning: model "tiny" does not support thinking output')
