@@ -6,28 +6,33 @@ group with a window, blocks that no later token can see are given back while the
 
 A freed block keeps its content hash until it is handed out again: the list of free cached blocks is
 the cache, in eviction order. Blocks of one sequence are freed from the last to the first, so that
-leaves go before the prefixes they hang on.
+leaves go before the prefixes they hang on; and of two blocks with the same content one is kept, so
+that a prefix is always in use when what hangs on it is.
 
 Invariants (see `BlockPool.check`):
   1. every id is exactly one of: referenced, blank, or free and still cached;
   2. a cached block's content never changes while it is cached;
-  3. the free cached blocks are in eviction order, oldest first;
+  3. the free cached blocks are in eviction order (eviction.py);
   4. an entry of the prefix index is held by at least one group, and by one block of it.
 
 Not here: which sequence deserves blocks (scheduler.py), what hashes mean (prefix.py).
 """
 
+import time
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
+from localllm.engine.eviction import Clock, FreeBlocks
+from localllm.engine.missing import why_missed
 from localllm.engine.prefix import (
     BlockHash,
     Entry,
     PrefixIndex,
     Start,
     block_hash,
+    prompt_keys,
     root,
     text_hash,
 )
@@ -40,15 +45,22 @@ CopyBlock = Callable[[int, int, int, int], None]
 class GroupPool:
     """The blocks of one KV group: reference counts, free blocks, and which hash a block holds."""
 
-    def __init__(self, num_blocks: int, window: int | None, evicted: Callable[[BlockHash], None]):
+    def __init__(
+        self,
+        num_blocks: int,
+        window: int | None,
+        evicted: Callable[[BlockHash], None],
+        clock: Clock,
+    ) -> None:
         self.num_blocks = num_blocks
         self.window = window
         self.evicted = evicted
         self.references = [0] * num_blocks
         # A stack: used blocks are used again first, so fresh memory stays untouched.
         self.blank = list(range(num_blocks - 1, -1, -1))
-        self.cached_free: OrderedDict[int, None] = OrderedDict()
+        self.cached_free = FreeBlocks(clock)
         self.hash_of: dict[int, BlockHash] = {}
+        self.owner_of: dict[int, bytes] = {}
         self.block_of: dict[BlockHash, int] = {}
 
     @property
@@ -56,7 +68,7 @@ class GroupPool:
         return len(self.blank) + len(self.cached_free)
 
     def take(self, n: int) -> list[int]:
-        """Hand out `n` blocks, evicting the oldest cached ones when no blank ones are left.
+        """Hand out `n` blocks, evicting cached ones when no blank ones are left.
 
         Raises OutOfBlocks, and hands out nothing, if fewer than `n` are available.
         """
@@ -71,7 +83,7 @@ class GroupPool:
 
     def share(self, block: int) -> None:
         """One more reference to a block that is referenced or cached."""
-        self.cached_free.pop(block, None)
+        self.cached_free.remove(block)
         self.references[block] += 1
 
     def give_back(self, blocks: Iterable[int]) -> None:
@@ -81,34 +93,38 @@ class GroupPool:
             if self.references[block]:
                 continue
             if block in self.hash_of:
-                self.cached_free[block] = None
+                self.cached_free.add(block, self.owner_of[block])
             else:
                 self.blank.append(block)
 
-    def name(self, block: int, content: BlockHash) -> bool:
+    def name(self, block: int, content: BlockHash, owner: bytes) -> bool:
         """Cache the block under its hash; False if the group has that content already."""
         if content in self.block_of or block in self.hash_of:
             return False
         self.hash_of[block] = content
+        self.owner_of[block] = owner
         self.block_of[content] = block
         return True
 
     def forget(self) -> None:
         """Uncache everything."""
-        self.blank.extend(reversed(self.cached_free))
+        self.blank.extend(reversed(list(self.cached_free)))
         self.cached_free.clear()
         self.hash_of.clear()
+        self.owner_of.clear()
         self.block_of.clear()
 
     def _evict(self) -> int:
-        block, _ = self.cached_free.popitem(last=False)
+        block = self.cached_free.pop()
         content = self.hash_of.pop(block)
+        del self.owner_of[block]
         del self.block_of[content]
         self.evicted(content)
         return block
 
     def check(self) -> None:
         """Invariants 1 and 4 within the group."""
+        self.cached_free.check()
         referenced = {b for b, n in enumerate(self.references) if n}
         blank, cached = set(self.blank), set(self.cached_free)
         assert min(self.references, default=0) >= 0
@@ -117,7 +133,7 @@ class GroupPool:
         assert referenced.isdisjoint(cached)
         assert blank.isdisjoint(cached)
         assert len(referenced) + len(blank) + len(cached) == self.num_blocks
-        assert cached <= set(self.hash_of)
+        assert cached <= set(self.hash_of) == set(self.owner_of)
         assert not blank & set(self.hash_of)
         assert {h: b for b, h in self.hash_of.items()} == self.block_of
 
@@ -127,6 +143,7 @@ class BlockPool:
 
     copy_block   (group, source, target, num_positions), done at once by the backend
     identity     what the KV depends on beside the tokens: model digest, KV type, adapters
+    clock        seconds; it tells blocks that are idle for long from those that are not
     num_given_back   counts releases, so that a caller can tell whether asking again makes sense
     """
 
@@ -137,13 +154,14 @@ class BlockPool:
         block_size: int,
         copy_block: CopyBlock,
         identity: bytes = b"",
+        clock: Clock = time.monotonic,
     ) -> None:
         self.block_size = block_size
         self.copy_block = copy_block
         self.identity = identity
         self.index = PrefixIndex(block_size)
         self.holders: Counter[BlockHash] = Counter()
-        self.groups = [GroupPool(n, w, self._evicted) for n, w in zip(num_blocks, windows)]
+        self.groups = [GroupPool(n, w, self._evicted, clock) for n, w in zip(num_blocks, windows)]
         self.num_given_back = 0
 
     def capacity(self) -> int:
@@ -160,6 +178,37 @@ class BlockPool:
         """Share of the blocks that are referenced, in the fullest group."""
         return max(1 - g.num_available / g.num_blocks for g in self.groups)
 
+    def fill(self, positions: Iterable[tuple[Sequence, int]]) -> float:
+        """Share of all positions of the pool that hold a token, in the fullest group.
+
+        positions   every sequence that holds blocks, and how many of its positions have one
+        """
+        size = self.block_size
+        filled: list[dict[int, int]] = [{} for _ in self.groups]
+        for sequence, count in positions:
+            for held, table, known in zip(sequence.first_held, sequence.tables, filled):
+                for i in range(held, len(table)):
+                    known[table[i]] = max(known.get(table[i], 0), min(size, count - i * size))
+        return max(sum(f.values()) / (g.num_blocks * size) for g, f in zip(self.groups, filled))
+
+    def keys_of(self, sequence: Sequence) -> list[bytes]:
+        """What the full blocks of its prompt are known by; found once, from any thread."""
+        if sequence.keys is None:
+            request, size = sequence.request, self.block_size
+            # The last token is always computed.
+            count = min(sequence.num_prompt, sequence.num_tokens - 1) if request.cache_prompt else 0
+            tokens = sequence.tokens[:count]
+            sequence.keys = prompt_keys(
+                self.identity, request.salt, tokens, size, exact=request.exact
+            )
+        return sequence.keys
+
+    def cached_depth(self, sequence: Sequence) -> int:
+        """Full blocks of its prompt that are cached by now, as far as the index tells."""
+        keys, exact = self.keys_of(sequence), sequence.request.exact
+        sequence.cached_depth = self.index.num_known(keys, sequence.cached_depth, exact=exact)
+        return sequence.cached_depth
+
     def admit(self, sequence: Sequence, chunk: int) -> bool:
         """Give the sequence its longest cached prefix, if what it lacks is available too.
 
@@ -168,7 +217,11 @@ class BlockPool:
         """
         self._start(sequence)
         if sequence.request.cache_prompt:
-            self._take_prefix(sequence)
+            miss = self._take_prefix(sequence)
+        else:
+            miss = "cache off"
+        if not sequence.was_admitted:
+            sequence.prefix_miss = miss
         if all(
             self._wanted(g, sequence.num_tokens, chunk) - len(table) + held <= g.num_available
             for g, table, held in zip(self.groups, sequence.tables, sequence.first_held)
@@ -259,8 +312,11 @@ class BlockPool:
     def _num_prompt_in(self, sequence: Sequence, block: int, num_tokens: int) -> int:
         return max(0, min(num_tokens, sequence.num_prompt - block * self.block_size))
 
-    def _take_prefix(self, sequence: Sequence) -> None:
-        """Share the full blocks of the longest prefix that every group still has, copy the next."""
+    def _take_prefix(self, sequence: Sequence) -> str:
+        """Share the full blocks of the longest prefix that every group still has, copy the next.
+
+        Returns why that is not all, as in `Stats.prefix_miss`.
+        """
         loose = not sequence.request.exact and sequence.emitted == 0
         path = self._walk(sequence, loose=loose)
         depth = self._usable([entry for entry, _ in path])
@@ -277,7 +333,8 @@ class BlockPool:
             sequence.text_chain = last.text
         sequence.num_published = depth
         sequence.num_computed = depth * self.block_size
-        self._copy_start(sequence, loose=loose)
+        start = self._copy_start(sequence, loose=loose)
+        return why_missed(self.index, sequence, start, is_incomplete=len(path) > depth)
 
     def _walk(self, sequence: Sequence, *, loose: bool) -> list[tuple[Entry, BlockHash]]:
         """Cached full blocks from the first token on, each with the chain that goes on from it."""
@@ -319,7 +376,7 @@ class BlockPool:
             return 0
         return max(0, position - group.window + 1) // self.block_size
 
-    def _copy_start(self, sequence: Sequence, *, loose: bool) -> None:
+    def _copy_start(self, sequence: Sequence, *, loose: bool) -> Start | None:
         """Copy the first positions of a cached block that begins as the sequence goes on."""
         size, first = self.block_size, sequence.num_computed
         tokens = sequence.tokens[first : min(first + size, sequence.num_tokens - 1)]
@@ -328,7 +385,7 @@ class BlockPool:
             sequence.chain, sequence.text_chain, tokens, num_prompt, loose=loose
         )
         if start is None or not self._is_copyable(start):
-            return
+            return None
         for g, (group, table) in enumerate(zip(self.groups, sequence.tables)):
             source = group.block_of[start.entry.hash]
             group.share(source)
@@ -338,6 +395,7 @@ class BlockPool:
             table.append(target)
         sequence.chain = start.chain
         sequence.num_computed += start.num_tokens
+        return start
 
     def _is_copyable(self, start: Start) -> bool:
         """Every group has the source, and a target beside it."""
@@ -360,12 +418,27 @@ class BlockPool:
             tokens=tuple(tokens),
             num_prompt=num_prompt,
         )
-        named = [g.name(t[i], entry.hash) for g, t in zip(self.groups, sequence.tables)]
+        owner = sequence.request.salt
+        named = [g.name(t[i], entry.hash, owner) for g, t in zip(self.groups, sequence.tables)]
         if any(named):
             self.holders[entry.hash] += sum(named)
             self.index.add(entry)
+        if not all(named):
+            self._share_twins(sequence, i, entry.hash)
         sequence.chain, sequence.text_chain = entry.hash, entry.text
         sequence.num_published += 1
+
+    def _share_twins(self, sequence: Sequence, i: int, content: BlockHash) -> None:
+        """Give the sequence's `i`-th blocks back for those that had the same content before."""
+        # New tables: whoever has copied the old ones must see that they are others.
+        sequence.tables = [array("i", table) for table in sequence.tables]
+        for group, table in zip(self.groups, sequence.tables):
+            twin = group.block_of[content]
+            if twin != table[i]:
+                group.share(twin)
+                group.give_back([table[i]])
+                table[i] = twin
+        self.num_given_back += 1
 
     def _evicted(self, content: BlockHash) -> None:
         self.holders[content] -= 1

@@ -9,12 +9,15 @@ derived from that block, so that a hash never promises bits it does not have.
 
 Both chains start from a root that holds the model's digest, the KV type and the caller's salt.
 
+The index also remembers for a while which texts it had, so that a miss can be explained.
+
 Not here: block ids, reference counts, eviction (blocks.py).
 Source: hash-chained blocks as in vLLM's v1 block pool; the roles are ours.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NewType, TypeVar
@@ -25,6 +28,7 @@ K = TypeVar("K")
 
 HASH_BYTES = 16
 MAX_CANDIDATES = 16  # branches of one prefix that are compared token by token
+MAX_EVICTED = 8192  # evicted blocks that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,22 @@ def root(identity: bytes, salt: bytes) -> tuple[BlockHash, TextHash]:
     return BlockHash(block.digest()), TextHash(text.digest())
 
 
+def prompt_keys(
+    identity: bytes, salt: bytes, tokens: list[int], block_size: int, *, exact: bool
+) -> list[bytes]:
+    """What the full blocks of a prompt are known by in a `PrefixIndex`, each with all before it."""
+    chain, text = root(identity, salt)
+    keys: list[bytes] = []
+    for i in range(block_size, len(tokens) + 1, block_size):
+        block = tokens[i - block_size : i]
+        if exact:
+            chain = block_hash(chain, block, block_size)
+        else:
+            text = text_hash(text, block)
+        keys.append(chain if exact else text)
+    return keys
+
+
 def block_hash(parent: BlockHash, tokens: Iterable[int], num_prompt: int) -> BlockHash:
     content = parent + array("i", tokens).tobytes() + num_prompt.to_bytes(4, "little")
     return BlockHash(blake2b(content, digest_size=HASH_BYTES, person=b"roles").digest())
@@ -83,6 +103,8 @@ class PrefixIndex:
         self.entries: dict[BlockHash, Entry] = {}
         self.by_text: dict[TextHash, dict[BlockHash, None]] = {}
         self.children: dict[tuple[bytes, int], dict[BlockHash, None]] = {}
+        self.num_next: Counter[TextHash] = Counter()
+        self.evicted: OrderedDict[TextHash, None] = OrderedDict()
 
     def add(self, entry: Entry) -> None:
         """Make the entry known; the most recent of equal text is found first."""
@@ -90,6 +112,17 @@ class PrefixIndex:
         self.by_text.setdefault(entry.text, {})[entry.hash] = None
         for key in self._parents(entry):
             self.children.setdefault(key, {})[entry.hash] = None
+        self.num_next[entry.text_parent] += 1
+        self.evicted.pop(entry.text, None)
+
+    def num_known(self, keys: list[bytes], first: int, *, exact: bool) -> int:
+        """How many of `prompt_keys` are known, where the first `first` were when last asked."""
+        known: Container[bytes] = self.entries if exact else self.by_text
+        # Blocks are evicted leaf first: if the last one is there, so are those before it.
+        count = first if first and keys[first - 1] in known else 0
+        while count < len(keys) and keys[count] in known:
+            count += 1
+        return count
 
     def remove(self, block: BlockHash) -> None:
         """Forget the entry: no group holds its block any more."""
@@ -97,6 +130,13 @@ class PrefixIndex:
         drop(self.by_text, entry.text, block)
         for key in self._parents(entry):
             drop(self.children, key, block)
+        self.num_next[entry.text_parent] -= 1
+        if not self.num_next[entry.text_parent]:
+            del self.num_next[entry.text_parent]
+        if len(entry.tokens) == self.block_size:
+            self.evicted[entry.text] = None
+            if len(self.evicted) > MAX_EVICTED:
+                self.evicted.popitem(last=False)
 
     def next_block(
         self,

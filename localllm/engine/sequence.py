@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from localllm.engine.prefix import BlockHash, TextHash
 from localllm.sampling import Sampler, SamplingParams
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 LogitsObserver = Callable[[int, NDArray[np.float32]], None]
 
 
@@ -48,6 +48,8 @@ class Request:
     cache_prompt  False: neither use nor feed the prefix cache
     exact         reuse only what was computed as prompt from the first token on
     salt          requests share cached prefixes only with those of the same salt
+    priority      lower values go first, in the queue and when blocks run out
+    deadline      `time.monotonic()` at which the request ends, wherever it is; None: never
     stop_ids      end the answer like the model's own end-of-generation tokens, on `ignore_eog` too
     num_ctx       most positions; None: as many as the engine allows
     shift         on a full context drop the older half and go on, instead of ending with "length"
@@ -64,6 +66,8 @@ class Request:
     cache_prompt: bool = True
     exact: bool = False
     salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
     stop_ids: frozenset[int] = frozenset()
     num_ctx: int | None = None
     shift: bool = False
@@ -123,15 +127,20 @@ class Sequence:
     tables       one block table per KV group: entry p // block size holds position p
     first_held   per group: table entries before it fell out of the window and are not ours
     chain        hash of everything up to the last published block; text_chain: of the tokens alone
+    keys         of the prompt's full blocks in the prefix index; cached_depth: known when last seen
+    is_urgent    waited too long: goes before all that did not, and keeps its blocks
     """
 
     __slots__ = (
         "arrival",
+        "cached_depth",
         "chain",
         "emitted",
         "finished_at",
         "first_held",
         "first_token_at",
+        "is_urgent",
+        "keys",
         "max_length",
         "num_cached",
         "num_computed",
@@ -139,6 +148,7 @@ class Sequence:
         "num_prompt",
         "num_published",
         "num_shifts",
+        "prefix_miss",
         "request",
         "sampler",
         "sink",
@@ -162,6 +172,10 @@ class Sequence:
         self.num_computed = 0
         self.emitted = 0
         self.num_cached: int | None = None
+        self.prefix_miss = ""
+        self.is_urgent = False
+        self.keys: list[bytes] | None = None
+        self.cached_depth = 0
         self.num_preemptions = 0
         self.num_shifts = 0
         self.tables: list[array[int]] = []
@@ -184,6 +198,15 @@ class Sequence:
         return self.num_computed >= self.num_prompt
 
     @property
+    def was_admitted(self) -> bool:
+        return self.num_cached is not None
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The order of those that run: the last gives its blocks back first."""
+        return not self.is_urgent, self.request.priority, self.arrival
+
+    @property
     def wants_all_rows(self) -> bool:
         return self.request.observer is not None
 
@@ -203,6 +226,7 @@ class Sequence:
         dropped = max(1, (self.num_tokens - keep) // 2)
         del self.tokens[keep : keep + dropped]
         self.num_prompt = len(self.tokens)
+        self.keys, self.cached_depth = None, 0
         self.num_shifts += 1
 
     def stats(self) -> Stats:
@@ -219,4 +243,5 @@ class Sequence:
             decode_seconds=end - first,
             num_preemptions=self.num_preemptions,
             num_shifts=self.num_shifts,
+            prefix_miss=self.prefix_miss,
         )

@@ -3,56 +3,10 @@
 import random
 
 import pytest
+from pool_driver import SIZE, compute, generate, new_pool, new_sequence, run
 
-from localllm.engine.blocks import BlockPool
-from localllm.engine.sequence import Request, Sequence
+from localllm.engine.sequence import Sequence
 from localllm.errors import OutOfBlocks
-from localllm.sampling import Sampler, SamplingParams
-
-SIZE = 32
-
-
-class Copies(list):
-    def __call__(self, group: int, source: int, target: int, num_positions: int) -> None:
-        assert source != target
-        self.append((group, source, target, num_positions))
-
-
-def new_pool(blocks: int = 16, windows=(None,), identity: bytes = b"") -> BlockPool:
-    return BlockPool([blocks] * len(windows), list(windows), SIZE, Copies(), identity)
-
-
-def new_sequence(tokens, arrival: int = 0, **fields) -> Sequence:
-    request = Request(f"r{arrival}", list(tokens), SamplingParams(temperature=0), **fields)
-    sampler = Sampler(request.params, [], 1000)
-    return Sequence(request, sampler, lambda outputs: None, arrival, 4096)
-
-
-def compute(pool: BlockPool, sequence: Sequence, upto: int | None = None) -> None:
-    """What a scheduler and a backend would do in one step."""
-    upto = sequence.num_tokens if upto is None else upto
-    pool.grow(sequence, upto)
-    sequence.num_computed = upto
-    pool.commit(sequence)
-
-
-def generate(pool: BlockPool, sequence: Sequence, tokens) -> None:
-    for token in tokens:
-        sequence.append(token)
-        compute(pool, sequence)
-
-
-def run(pool: BlockPool, tokens, answer=(), **fields) -> Sequence:
-    """Admit, compute, generate, release."""
-    sequence = new_sequence(tokens, **fields)
-    assert pool.admit(sequence, 512)
-    sequence.num_cached = sequence.num_computed
-    compute(pool, sequence)
-    generate(pool, sequence, answer)
-    pool.check([sequence])
-    pool.release(sequence)
-    pool.check()
-    return sequence
 
 
 def test_blocks_are_taken_when_positions_need_them() -> None:
@@ -305,3 +259,94 @@ def test_invariants_hold_under_random_use(windows) -> None:
         pool.release(s)
     pool.check()
     assert pool.usage() == 0
+
+
+def test_equal_blocks_computed_side_by_side_become_one() -> None:
+    pool = new_pool(windows=(None, 40))
+    twins = [new_sequence(range(70), arrival=i) for i in range(2)]
+    for sequence in twins:
+        assert pool.admit(sequence, 512)
+        pool.grow(sequence, 70)
+    for sequence in twins:
+        compute(pool, sequence, 70)
+    assert twins[0].tables[0][:2] == twins[1].tables[0][:2]
+    assert twins[0].tables[0][2] != twins[1].tables[0][2]
+    assert pool.usage() == 4 / 16
+    for sequence in twins:
+        pool.release(sequence)
+    pool.check()
+
+
+def test_a_prefix_outlives_what_hangs_on_it_though_it_was_computed_twice() -> None:
+    pool = new_pool(blocks=8)
+    first, second = new_sequence(range(32)), new_sequence(range(64))
+    for sequence in (first, second):
+        assert pool.admit(sequence, 512)
+        pool.grow(sequence, sequence.num_tokens)
+    compute(pool, first)
+    pool.release(first)
+    compute(pool, second)
+    pool.release(second)
+    run(pool, range(300, 300 + 7 * SIZE))
+    assert run(pool, range(64)).num_cached == 32
+
+
+FIRST = list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fields", "reason"),
+    [
+        (FIRST, {}, ""),
+        ([*FIRST, 1, 2], {}, "differs at token 100 of 102"),
+        ([*FIRST[:70], 900, *FIRST[71:]], {}, "differs at token 70 of 100"),
+        ([*FIRST[:64], 900, 901], {}, "differs at token 64 of 66"),
+        ([900, *FIRST], {}, "differs at token 0 of 101"),
+        (FIRST, {"salt": b"mine"}, "first request with this salt"),
+        (FIRST, {"cache_prompt": False}, "cache off"),
+        ([*FIRST, *range(200, 240), 1], {"exact": True}, "exact asked, generated block at 96"),
+        ([*FIRST, *range(200, 240), 1, 2], {}, "new from token 140 of 142"),
+    ],
+)
+def test_a_miss_is_explained(tokens, fields, reason) -> None:
+    pool = new_pool()
+    assert run(pool, FIRST, answer=range(200, 240)).prefix_miss == "first request"
+    assert run(pool, tokens, **fields).prefix_miss == reason
+
+
+def test_a_miss_after_an_eviction_says_so() -> None:
+    pool = new_pool(blocks=8)
+    run(pool, FIRST)
+    run(pool, range(300, 300 + 6 * SIZE))
+    again = run(pool, FIRST)
+    assert (again.num_cached, again.prefix_miss) == (64, "evicted from token 64 of 100")
+
+
+def test_a_miss_for_want_of_a_windows_blocks_is_an_eviction() -> None:
+    pool = new_pool(blocks=8, windows=(None, 48))
+    run(pool, range(200))
+    pool.groups[1].give_back(pool.groups[1].take(8))
+    assert run(pool, [*range(200), 7]).prefix_miss == "evicted from token 0 of 201"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_cached_depth_follows_the_cache(exact) -> None:
+    pool = new_pool(blocks=8)
+    waiting = new_sequence(FIRST, exact=exact)
+    assert pool.cached_depth(waiting) == 0
+    run(pool, FIRST)
+    assert pool.cached_depth(waiting) == 3
+    run(pool, range(300, 300 + 7 * SIZE))
+    assert pool.cached_depth(waiting) == 1
+    pool.forget()
+    assert pool.cached_depth(waiting) == 0
+
+
+def test_fill_counts_every_position_once() -> None:
+    pool = new_pool(blocks=10)
+    a, b = new_sequence(range(70)), new_sequence(range(70), arrival=1)
+    assert pool.admit(a, 512)
+    compute(pool, a)
+    assert pool.admit(b, 512)
+    compute(pool, b)
+    assert pool.fill([(a, 70), (b, 70)]) == (64 + 6 + 6) / 320
