@@ -122,6 +122,9 @@ class Settings:
     hub_is_offline: bool = _setting(
         False, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "ask the Hub nothing", _hub_flag
     )
+    no_prune: bool = _setting(
+        False, _both("NOPRUNE"), "keep files that no model uses when the daemon starts", _flag
+    )
     editor: str = _setting(
         "vi", (*_both("EDITOR"), "VISUAL", "EDITOR"), "what Ctrl-G edits a message with"
     )

@@ -214,7 +214,8 @@ async def _serve(
         log.warning("%s", warning)
     if on_listening is not None:
         on_listening(address)
-    store.prune()
+    if not settings.no_prune:
+        store.prune()
     await servers[0].serve(sockets=[sock])
 
 
