@@ -13,8 +13,8 @@ from typing import Any
 
 from localllm.daemon import Target
 from localllm.describe import OPTIONAL_CAPABILITIES, Description, describe_apart
-from localllm.errors import BadFile, BadRequest, ModelNotFound
-from localllm.names import ModelName
+from localllm.errors import BadFile, BadRequest, CloudModel, ModelNotFound
+from localllm.names import ModelName, is_cloud
 from localllm.store import Layer, Recipe, Store, StoredModel
 from localllm.text.dialects import capabilities
 
@@ -45,15 +45,24 @@ class Catalog:
         """
         if model.startswith("/"):
             return self._resolve_path(Path(model), is_trusted=is_trusted)
-        try:
-            stored = self.store.find(ModelName.parse(model))
-        except ModelNotFound:
-            raise ModelNotFound(f"model '{model}' not found") from None
+        stored = self._find(model)
         path = self.store.model_file(stored)
         target = Target(
             path, str(stored.name), stored.digest, details_of(stored.config), stored.size
         )
         return Resolved(target, self.store.recipe(stored), stored)
+
+    def _find(self, model: str) -> StoredModel:
+        """The model of a name, which may end with `:local` to say that it is no cloud model."""
+        name = model.strip().removesuffix(":local")
+        if is_cloud(name):
+            if name != model.strip():
+                raise BadRequest(f'use either :local or :cloud, not both: "{model}"')
+            raise CloudModel("ollama cloud is disabled: remote model is unavailable")
+        try:
+            return self.store.find(ModelName.parse(name))
+        except ModelNotFound:
+            raise ModelNotFound(f"model '{model}' not found") from None
 
     def _resolve_path(self, path: Path, *, is_trusted: bool) -> Resolved:
         if not is_trusted:

@@ -5,6 +5,8 @@ classes to their protocol's status codes; the command line prints the line and e
 this tree are bugs of ours.
 """
 
+from typing import Self
+
 
 class LocalLLMError(Exception):
     """Root of the tree: one clear line for the person at the other end."""
@@ -22,12 +24,28 @@ class BadRequest(LocalLLMError):
     """The request itself is wrong: its shape, a value, or an option that does not exist."""
 
 
+class PromptTooLong(BadRequest):
+    """The prompt and at least one token of an answer do not fit into the context."""
+
+    @classmethod
+    def of(cls, num_tokens: int, context_length: int) -> Self:
+        return cls(
+            "the prompt is longer than the context length currently available to the model: "
+            f"it has {num_tokens} tokens and the context holds {context_length}, the answer "
+            "included; shorten the prompt or raise num_ctx"
+        )
+
+
 class BadSettings(LocalLLMError):
     """The config file cannot be used; the message names the line or the key."""
 
 
 class ModelNotFound(LocalLLMError):
     """No model of that name is in the store."""
+
+
+class CloudModel(LocalLLMError):
+    """The name is of a model that runs on Ollama's machines, never on this one."""
 
 
 class Busy(LocalLLMError):

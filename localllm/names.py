@@ -68,5 +68,11 @@ class ModelName:
         return tuple(part.lower() for part in self.parts)
 
 
+def is_cloud(text: str) -> bool:
+    """Whether a name as given means a model of Ollama's cloud."""
+    tag = text.strip().rpartition(":")[2].lower()
+    return ":" in text and "/" not in tag and (tag == "cloud" or tag.endswith("-cloud"))
+
+
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")

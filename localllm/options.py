@@ -40,25 +40,29 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that mean something, with their types. Raises BadRequest on a wrong type."""
     checked: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in MEANINGLESS:
+        if value is None:
             continue
         if name in INTEGERS:
-            checked[name] = int(_number(name, value, "integer"))
+            value = int(_number(name, value, "integer"))
         elif name in FLOATS:
-            checked[name] = float(_number(name, value, "float32"))
+            value = float(_number(name, value, "float32"))
         elif name in BOOLEANS:
-            if not isinstance(value, bool):
-                raise BadRequest(f'option "{name}" must be of type boolean')
-            checked[name] = value
+            _check(name, value, bool, "boolean")
         elif name in OBJECTS:
-            if not isinstance(value, dict):
-                raise BadRequest(f'option "{name}" must be of type object')
-            checked[name] = value
+            _check(name, value, dict, "object")
         elif name == "stop":
-            checked[name] = _strings(value)
-        else:
+            value = _strings(value)
+        elif name not in MEANINGLESS:
             log.warning("option %r is unknown and was ignored", name)
+            continue
+        if name not in MEANINGLESS:
+            checked[name] = value
     return checked
+
+
+def _check(name: str, value: object, kind: type, word: str) -> None:
+    if not isinstance(value, kind):
+        raise BadRequest(f'option "{name}" must be of type {word}')
 
 
 def _number(name: str, value: object, kind: str) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.errors import BadRequest
+from localllm.errors import BadRequest, PromptTooLong
 from localllm.sampling import SamplingParams
 from localllm.text.infill import infill
 from localllm.text.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ class PromptBuilder:
     def build(self, request: TextRequest, limit: int) -> Prompt:
         """The prompt of at most `limit` - 1 tokens, so that an answer has room.
 
-        Raises BadRequest, with both numbers, when it cannot be made to fit.
+        Raises PromptTooLong, with both numbers, when it cannot be made to fit.
         """
         size = self.tokenizer.vocab_size
         if request.tokens and not 0 <= min(request.tokens) <= max(request.tokens) < size:
@@ -97,10 +97,7 @@ class PromptBuilder:
             else:
                 prompt = self._chat(request, request.messages, limit)
         if len(prompt.tokens) >= limit:
-            raise BadRequest(
-                f"the prompt has {len(prompt.tokens)} tokens and the context holds {limit}, the "
-                "answer included; shorten the prompt or raise num_ctx"
-            )
+            raise PromptTooLong.of(len(prompt.tokens), limit)
         return prompt
 
     def render(self, request: TextRequest) -> str:

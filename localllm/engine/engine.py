@@ -23,7 +23,7 @@ from localllm.engine.blocks import BlockPool
 from localllm.engine.pace import Pace
 from localllm.engine.scheduler import Scheduler, Segment, Step
 from localllm.engine.sequence import FinishReason, Output, Request, Sequence, Sink
-from localllm.errors import BadRequest, Busy, Cancelled
+from localllm.errors import BadRequest, Busy, Cancelled, PromptTooLong
 from localllm.masks import masked
 from localllm.sampling import Row, Sampler, top_logprobs
 
@@ -155,10 +155,7 @@ class Engine:
         if not 0 <= min(request.tokens) <= max(request.tokens) < vocab_size:
             raise BadRequest(f"the prompt has token ids outside 0 to {vocab_size - 1}")
         if num_tokens + (request.params.num_predict != 0) > max_length:
-            raise BadRequest(
-                f"the prompt has {num_tokens} tokens and the context holds {max_length}, the "
-                "answer included; shorten the prompt or raise num_ctx"
-            )
+            raise PromptTooLong.of(num_tokens, max_length)
         sampler = Sampler(request.params, request.tokens, vocab_size)
         return Sequence(request, sampler, sink, 0, max_length)
 

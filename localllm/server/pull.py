@@ -7,8 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.errors import BadRequest
-from localllm.names import ModelName
+from localllm.errors import BadRequest, CloudModel
+from localllm.names import ModelName, is_cloud
 from localllm.pull.events import Header, Status, Transfer
 from localllm.pull.reference import Reference
 from localllm.server.body import BOOL, STRING, Shape, read_body
@@ -26,6 +26,8 @@ async def pull(request: Request) -> Response:
     name = fields.get("model") or fields.get("name") or ""
     if not name:
         raise BadRequest("invalid model name: a name is required")
+    if is_cloud(name):
+        raise CloudModel("ollama cloud is disabled: remote model is unavailable")
     Reference.parse(name)
     chunks = pull_chunks(state_of(request), name, is_insecure=fields.get("insecure", False))
     return Answer(chunks, merge=None if fields.get("stream", True) else _last)

@@ -20,6 +20,7 @@ from localllm.errors import (
     BadRequest,
     Busy,
     Cancelled,
+    CloudModel,
     LocalLLMError,
     ModelNotFound,
     UnsupportedModel,
@@ -30,6 +31,7 @@ STREAM_TYPE = b"application/x-ndjson"
 CLIENT_GONE = 499
 _STATUS: tuple[tuple[type[LocalLLMError], int], ...] = (
     (BadRequest, 400),
+    (CloudModel, 403),
     (ModelNotFound, 404),
     (Busy, 503),
     (Cancelled, CLIENT_GONE),

@@ -87,7 +87,7 @@ def test_what_fits_is_not_touched(model) -> None:
     ],
 )
 def test_what_cannot_fit_is_refused_with_both_numbers(model, fields) -> None:
-    with pytest.raises(BadRequest, match=r"the prompt has \d{3} tokens and the context holds 256"):
+    with pytest.raises(BadRequest, match=r"it has \d{3} tokens and the context holds 256"):
         model.prepare(TextRequest("r", **fields))
 
 

@@ -103,16 +103,6 @@ def test_copy_and_delete(server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "error"),
     [
-        ("POST", "show", {}, 400, "model is required"),
-        ("POST", "show", {"model": "nope"}, 404, "model 'nope:latest' not found"),
-        ("POST", "show", {"model": "a:"}, 400, "invalid model name"),
-        ("POST", "copy", {"source": "nope", "destination": "x"}, 404, 'model "nope" not found'),
-        ("POST", "copy", {"source": "tiny", "destination": "!"}, 400, 'destination "!" is invalid'),
-        ("DELETE", "delete", {}, 400, "model is required"),
-        ("DELETE", "delete", {"name": "nope"}, 404, "model 'nope' not found"),
-        ("DELETE", "delete", {"name": "!"}, 400, 'name "!" is invalid'),
-        ("POST", "create", {"model": "x"}, 400, "neither 'from' or 'files' was specified"),
-        ("POST", "create", {"model": ""}, 400, "invalid model name"),
         (
             "POST",
             "create",
@@ -121,8 +111,6 @@ def test_copy_and_delete(server: Server) -> None:
             "no connection to 127.0.0.1",
         ),
         ("POST", "create", {"model": "x", "from": "/etc/passwd"}, 400, "invalid model name"),
-        ("POST", "create", {"model": "x", "files": {"../x": "y"}}, 400, "must be relative"),
-        ("POST", "create", {"model": "x", "files": {"x": "y"}}, 400, "invalid digest format"),
         ("POST", "create", {"model": "x", "from": "tiny", "quantize": "q4_0"}, 400, "'quantize'"),
         ("POST", "shutdown", {}, 403, "secret"),
     ],

@@ -128,7 +128,7 @@ def test_format_holds_from_the_request_to_the_sampler(daemon: Daemon) -> None:
 
 
 def test_prompt_that_cannot_fit_is_refused_with_both_numbers(daemon: Daemon) -> None:
-    with pytest.raises(BadRequest, match=r"the prompt has \d+ tokens and the context holds 128"):
+    with pytest.raises(BadRequest, match=r"it has \d+ tokens and the context holds 128"):
         daemon.generate("word " * 300, num_ctx=128)
 
 
