@@ -36,6 +36,9 @@ from localllm.store import Store
 LOG_BYTES = 10 << 20
 NUM_LOGS = 3
 GRACE_SECONDS = 2
+# Clients keep idle connections for some seconds and use them again: the server must not end them
+# at the very moment.
+KEEP_ALIVE_SECONDS = 120
 
 log = logging.getLogger("localllm.server")
 
@@ -207,6 +210,7 @@ async def _serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     servers.append(_Server(config))
     log.info("listening on %s, models in %s", address, store.root)
