@@ -108,7 +108,8 @@ class PromptBuilder:
             voice = self._voice(request)
             head, start = split_start(request.messages)
             variables = self._variables(request, voice)
-            return voice.template.render(head, tools=request.tools, **variables) + start
+            told, tools = voice.dialect.told(head, request.tools)
+            return voice.template.render(told, tools=tools, **variables) + start
 
     def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
         with self._lock:
@@ -186,7 +187,8 @@ class PromptBuilder:
         voice = self._voice(request)
         head, start = split_start(messages)
         variables = self._variables(request, voice)
-        ids = voice.template.encode(head, tools=request.tools, **variables)
+        told, tools = voice.dialect.told(head, request.tools)
+        ids = voice.template.encode(told, tools=tools, **variables)
         if start:
             ids += self.tokenizer.encode(start, parse_special=False)
         return self._after(list(request.tokens), ids) if request.tokens else ids

@@ -20,6 +20,7 @@ INVOKE = re.compile(r"<(?:\w+:)?invoke name=\"")
 PARAMETER_NAME = re.compile(r"<(?:\w+:)?parameter name=\"")
 PARAMETER_END = re.compile(r"</(?:\w+:)?parameter>")
 CALL_BEGIN = re.compile(r"\s*call:([^{\s]+)\s*")
+PRINTED = re.compile(r"print\((.*)\)", re.DOTALL)
 BARE_END = re.compile(r"[,}\]]")
 KEY = re.compile(r"\s*([^:{}\[\],]+?)\s*:")
 
@@ -67,6 +68,12 @@ def read_known_json(name: str | None, body: str, known: Known) -> list[ToolCall]
     if body.startswith("["):
         return _only_known(read_python(None, body, known), known)
     return _only_known(read_json(None, body, known), known)
+
+
+def read_fenced(name: str | None, body: str, known: Known) -> list[ToolCall] | None:
+    """A call in a code block, in JSON or in Python, where it may be printed: of a known tool."""
+    printed = PRINTED.fullmatch(body.strip())
+    return _only_known(read_python(None, printed[1] if printed else body, known), known)
 
 
 def _only_known(calls: list[ToolCall] | None, known: Known) -> list[ToolCall] | None:

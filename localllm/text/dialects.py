@@ -8,13 +8,14 @@ Source: the model cards, chat templates and vendors' documentation of the famili
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from localllm.text.calls import (
     known_tools,
     read_argument_tags,
+    read_fenced,
     read_function_tags,
     read_gemma,
     read_invoke_tags,
@@ -22,7 +23,7 @@ from localllm.text.calls import (
     read_known_json,
     read_python,
 )
-from localllm.text.harmony import HarmonyParser
+from localllm.text.harmony import HarmonyParser, identifiers, with_identifiers
 from localllm.text.parsing import Calls, Parsed, Parser, PlainParser, TagParser, Tags
 
 HARMONY_SIGNS = ("<|start|>", "<|channel|>", "<|message|>")
@@ -181,6 +182,15 @@ CALLS = (
         close="<|/tool_call|>",
         head=BLANKS,
     ),
+    # Only templates of Gemma 3 that somebody gave it have tools.
+    Calls(
+        "gemma3",
+        ("<start_of_turn>", "ools"),
+        ("```tool_code", "```tool_call", "```json"),
+        read_fenced,
+        close="```",
+        is_bare=True,
+    ),
     Calls(
         "llama4",
         ("<|header_start|>",),
@@ -225,6 +235,12 @@ class Dialect:
         """Whether a prompt that ends so has begun the thinking for the model."""
         return self.tags is not None and prompt_end.rstrip().endswith(self.tags.open.rstrip())
 
+    def told(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Any] | None]:
+        """The messages and tools as the model is to be told of them."""
+        return with_identifiers(messages, tools) if self.is_harmony and tools else (messages, tools)
+
     def parser(
         self, *, tools: Sequence[Any] | None = None, prompt_end: str = "", think: bool = True
     ) -> Parser:
@@ -235,7 +251,7 @@ class Dialect:
         """
         parser: Parser
         if self.is_harmony:
-            parser = HarmonyParser(prompt_end)
+            parser = HarmonyParser(prompt_end, identifiers(known_tools(tools)))
         elif self.tags is None and (self.calls is None or (not tools and not self.calls.dropped)):
             return PlainParser()
         else:

@@ -4,15 +4,16 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
 
 The channel `analysis` is thinking, a recipient makes a tool call, everything else is content.
+Tools are shown to the model as TypeScript, so it is told names that are identifiers.
 
 Source: the Harmony response format, https://github.com/openai/harmony
 """
 
 import re
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
-from localllm.text.calls import ToolCall, parsed_json
+from localllm.text.calls import ToolCall, known_tools, parsed_json
 from localllm.text.parsing import Parsed, held_length
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -22,16 +23,61 @@ CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 ROLE = "assistant"
 HEADER_BEGINS = (CHANNEL, MESSAGE, CONSTRAIN, "to=")
 MAX_HEADER = 512
+# Tools that the model was taught under these names.
+OWN_TOOLS = re.compile(r"browser\.\w+|python")
 
 Kind = Literal["content", "thinking", "call"]
 
 
+def identifiers(names: Iterable[str]) -> dict[str, str]:
+    """Names that are TypeScript identifiers, all different, and what each stands for."""
+    found: dict[str, str] = {}
+    for name in names:
+        safe = re.sub(r"[^A-Za-z0-9_$]", "", re.sub(r"[\s.-]", "_", name)) or "_"
+        safe = f"_{safe}" if safe[0].isdigit() else safe
+        wanted = safe = name if OWN_TOOLS.fullmatch(name) else safe
+        number = 1
+        while safe in found:
+            number += 1
+            safe = f"{wanted}_{number}"
+        found[safe] = name
+    return found
+
+
+def with_identifiers(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+) -> tuple[list[Mapping[str, Any]], list[Any]]:
+    """The messages and tools with those names that the model is told."""
+    safe = {name: told for told, name in identifiers(known_tools(tools)).items()}
+
+    def renamed(item: Any) -> Any:
+        """A tool or a call."""
+        function = item.get("function") if isinstance(item, Mapping) else None
+        if not isinstance(function, Mapping) or function.get("name") not in safe:
+            return item
+        return {**item, "function": {**function, "name": safe[function["name"]]}}
+
+    told: list[Mapping[str, Any]] = []
+    for message in messages:
+        changes: dict[str, Any] = {}
+        if isinstance(message.get("tool_calls"), list):
+            changes["tool_calls"] = [renamed(call) for call in message["tool_calls"]]
+        if message.get("tool_name") in safe:
+            changes["tool_name"] = safe[message["tool_name"]]
+        told.append({**message, **changes})
+    return told, [renamed(tool) for tool in tools]
+
+
 class HarmonyParser:
-    """Headers and messages by turns. `prompt_end` tells in which of them the answer begins."""
+    """Headers and messages by turns. `prompt_end` tells in which of them the answer begins.
+
+    names  what the identifiers that the model was told stand for
+    """
 
     marks: tuple[str, ...] = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 
-    def __init__(self, prompt_end: str = "") -> None:
+    def __init__(self, prompt_end: str = "", names: Mapping[str, str] | None = None) -> None:
+        self._names = names or {}
         self._buffer = ""
         self._body = ""
         self._recipient = ""
@@ -119,7 +165,7 @@ class HarmonyParser:
         arguments = parsed_json(self._body)
         if isinstance(arguments, dict):
             name = self._recipient.removeprefix("functions.")
-            self._out.tool_calls.append(ToolCall(name, arguments))
+            self._out.tool_calls.append(ToolCall(self._names.get(name, name), arguments))
         else:
             self._out.content += self._body
         self._body = ""

@@ -22,7 +22,18 @@ def prepared(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Raises BadRequest for a message without a role, or with content that is no text.
     """
-    return [_prepared(index, message) for index, message in enumerate(messages)]
+    found = [_prepared(index, message) for index, message in enumerate(messages)]
+    names = {
+        str(call["id"]): call["function"]["name"]
+        for message in found
+        for call in message.get("tool_calls", ())
+        if call.get("id")
+    }
+    for message in found:
+        name = names.get(str(message.get("tool_call_id")))
+        if name is not None and "name" not in message:
+            message["name"] = message["tool_name"] = name
+    return found
 
 
 def _prepared(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class TagParser:
         self._opens = calls.opens if calls and known else ()
         self._buffer = ""
         self._opened = ""
+        self._blanks = ""
         self._scan: JsonScan | None = None
         self._searched = 0
         self._head_name: str | None = None
@@ -193,13 +194,15 @@ class TagParser:
         if mark in self._dropped:
             self._out.content += text
             return True
-        self._out.content += text.rstrip()
-        return self._open(mark)
+        said = text.rstrip()
+        self._out.content += said
+        return self._open(mark, blanks=text[len(said) :])
 
-    def _open(self, mark: str, *, is_json: bool = True) -> bool:
-        """Begin a call whose mark was read."""
+    def _open(self, mark: str, *, is_json: bool = True, blanks: str = "") -> bool:
+        """Begin a call whose mark was read, after blanks that count only if it is none."""
         assert self._calls is not None
         self._opened, self._scan, self._searched = mark, None, 0
+        self._blanks = blanks
         has_json = self._calls.head is not None and is_json
         self._reader = self._read_json_block if has_json else self._read_text_block
         self._state = self._block
@@ -250,7 +253,7 @@ class TagParser:
 
     def _give_up(self, end: int) -> bool:
         """What was opened is no call: it is content, up to `end`."""
-        self._out.content += self._opened + self._buffer[:end]
+        self._out.content += self._blanks + self._opened + self._buffer[:end]
         self._buffer = self._buffer[end:]
         self._state = self._content
         return True
@@ -263,7 +266,7 @@ class TagParser:
             return False
         calls = self._calls
         skipped = (*calls.dropped, *calls.after, *((calls.close,) if calls.close else ()))
-        for mark in (*skipped, *self._opens):
+        for mark in sorted((*skipped, *self._opens), key=len, reverse=True):
             if self._buffer.startswith(mark):
                 self._buffer = self._buffer[len(mark) :]
                 return True if mark in skipped else self._open(mark)

@@ -40,6 +40,7 @@ HARMONY = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
     f"to=functions.get_weather <|constrain|>json<|message|>{ARGS}"
 )
+GEMMA3 = "<start_of_turn>{{ .Tools }}"
 HARMONY_START = "<|end|><|start|>assistant"
 
 # name, texts of its template, end of the prompt, answer, content, thinking, calls
@@ -83,6 +84,27 @@ CASES = [
         "",
         "Hm.",
         [WEATHER],
+    ),
+    ("gemma3 python", GEMMA3, "", f"Ok:\n```tool_code\n{PYTHON}\n```", "Ok:", "", [WEATHER]),
+    (
+        "gemma3 printed twice",
+        GEMMA3,
+        "",
+        f"```tool_code\nprint({PYTHON})\n```\n```tool_code\nother()\n```\nDone.",
+        "Done.",
+        "",
+        [WEATHER, OTHER],
+    ),
+    ("gemma3 json", GEMMA3, "", f"```json\n{CALL_LIST}\n```", "", "", [WEATHER]),
+    ("gemma3 bare", GEMMA3, "", CALL_LIST, "", "", [WEATHER]),
+    (
+        "gemma3 shows code",
+        GEMMA3,
+        "",
+        'See:\n```json\n{"name": "x"}\n```\nand\n```py\nother()\n```\n',
+        'See:\n```json\n{"name": "x"}\n```\nand\n```py\nother()\n```\n',
+        "",
+        [],
     ),
     ("opened by the prompt", "<think>", "<think>\n", "Hm.\n</think>\n\nYes.", "Yes.", "Hm.", []),
     ("opened twice", "<think>", "<think>\n", "<think>\nHm.</think>Yes.", "Yes.", "Hm.", []),

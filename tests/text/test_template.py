@@ -7,6 +7,7 @@ from chats import CHATML, Make, specials, text_of, user
 from vocabularies import MakeMetadata, byte_level
 
 from localllm.errors import BadRequest, UnsupportedModel
+from localllm.text.messages import prepared
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import load_tokenizer
 
@@ -256,3 +257,16 @@ def test_deeply_nested_values_are_refused(make: Make) -> None:
         value = [value]
     with pytest.raises(BadRequest, match="nested"):
         make("{{ tools }}").encode(user("hi"), tools=[value])
+
+
+def test_a_tools_result_is_known_by_the_call_that_it_answers() -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": {}}}
+    found = prepared(
+        [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "1"},
+            {"role": "tool", "tool_call_id": "c2", "content": "2"},
+            {"role": "tool", "tool_call_id": "c1", "tool_name": "g", "content": "3"},
+        ]
+    )
+    assert [message.get("name") for message in found[1:]] == ["f", None, "g"]
