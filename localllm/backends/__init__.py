@@ -36,8 +36,9 @@ class Batch:
                      position p; blocks that fell out of a window may have any id: never read
     num_generated    tokens of generated segments (the first ones)
     num_generated_segments
-    rows             int32 [R] indices of the tokens whose logits are wanted, ascending
+    rows             int32 [R] indices of the tokens whose results are wanted, ascending
     edits            per wanted row that has any: changes to single logits before the selection
+    num_hidden       of the last rows, all of prompts, the hidden state is wanted and not the logits
     """
 
     tokens: Int32s
@@ -49,6 +50,7 @@ class Batch:
     num_generated_segments: int
     rows: Int32s
     edits: dict[int, "Edits"] = field(default_factory=dict)
+    num_hidden: int = 0
 
 
 @dataclass(slots=True)
@@ -67,12 +69,15 @@ class Edits:
 class StepResult:
     """Logits of the wanted rows and what sampling needs of them; views, valid until the next step.
 
+    R counts the rows whose logits are wanted, H those whose hidden state is.
+
     logits      float32 [R, vocab]  as the model gave them, before edits
     raw_lse     float32 [R]         log of the sum of exp(logits)
     top_ids     int32   [R, TOP]    ids of the largest edited logits, descending, lower id first
                                     on ties; past the vocabulary: -1
     top_logits  float32 [R, TOP]    their edited values; past the vocabulary: -inf
     lse         float32 [R]         log of the sum of exp(edited logits)
+    hidden      float32 [H, n]      what the output norm gave
     """
 
     logits: Floats
@@ -80,6 +85,7 @@ class StepResult:
     top_ids: Int32s
     top_logits: Floats
     lse: Floats
+    hidden: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class BackendOptions:
 
     num_blocks     blocks in the pool of each KV group
     table_width    blocks of the longest sequence: the width of a block table
-    max_tokens     T of a step; max_segments: S; max_rows: R
+    max_tokens     T of a step; max_segments: S; max_rows: rows whose logits are wanted
     threads        None: the physical cores this process may use
     weights        "mapped", "resident" or "auto"
     progress       called with (what, done, total) while kernels compile and weights are copied
@@ -108,7 +114,7 @@ class Backend(Protocol):
     """Runs steps of one model. Not thread-safe: the engine thread alone calls it once it is open.
 
     num_blocks    blocks in the pool of each KV group
-    max_tokens    tokens a step may have (T); max_segments (S); max_rows (R)
+    max_tokens    tokens a step may have (T); max_segments (S); max_rows (with logits)
     kv_bytes_per_block  of each group, for reports
     """
 

@@ -60,8 +60,10 @@ class ReferenceBackend:
     def step(self, batch: Batch) -> StepResult:
         check(batch, self)
         self._num_steps += 1
-        logits = forward(ReferenceOps(self, batch), self.spec)
-        return select(logits, batch.edits)
+        ops = ReferenceOps(self, batch)
+        result = select(forward(ops, self.spec), batch.edits)
+        result.hidden = ops.hidden
+        return result
 
     def copy_block(self, group: int, source: int, target: int, num_positions: int) -> None:
         kv = self.kv[group]
@@ -80,9 +82,11 @@ def check(batch: Batch, backend: ReferenceBackend) -> None:
     assert starts[-1] == len(batch.tokens) == len(batch.positions) <= backend.max_tokens
     assert starts[batch.num_generated_segments] == batch.num_generated
     assert num_segments == len(batch.context_lengths) <= backend.max_segments
-    assert len(batch.rows) <= backend.max_rows
+    num_logits = len(batch.rows) - batch.num_hidden
+    assert 0 <= num_logits <= backend.max_rows
     assert np.all(np.diff(batch.rows) > 0)
-    assert all(0 <= row < len(batch.rows) for row in batch.edits)
+    assert np.all(batch.rows[num_logits:] >= batch.num_generated)
+    assert all(0 <= row < num_logits for row in batch.edits)
     assert len(batch.tokens) == 0 or 0 <= min(batch.tokens) <= max(batch.tokens)
     assert len(batch.tokens) == 0 or max(batch.tokens) < backend.spec.vocab_size
     assert len(batch.block_tables) == len(backend.kv_groups)
@@ -125,6 +129,8 @@ class ReferenceOps:
         self.kv = backend.kv
         self.weights = backend.weights
         self.batch = batch
+        self.num_logits = len(batch.rows) - batch.num_hidden
+        self.hidden = np.zeros((0, 0), np.float32)
 
     def embed(self, table: Weight, scale: float) -> Floats:
         return self.weights.matrix(table)[self.batch.tokens] * scale
@@ -215,8 +221,11 @@ class ReferenceOps:
     def rows(self, x: Floats) -> Floats:
         return x[self.batch.rows]
 
+    def keep(self, x: Floats) -> None:
+        self.hidden = x[self.num_logits :]
+
     def logits(self, x: Floats, output: Linear, scale: float, softcap: float | None) -> Floats:
-        logits = self.product(x, output) * scale
+        logits = self.product(x[: self.num_logits], output) * scale
         return logits if softcap is None else softcap * np.tanh(logits / softcap)
 
 

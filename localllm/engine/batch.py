@@ -21,7 +21,7 @@ class BatchBuilder:
         self.positions = np.zeros(backend.max_tokens, np.int32)
         self.starts = np.zeros(backend.max_segments + 1, np.int32)
         self.lengths = np.zeros(backend.max_segments, np.int32)
-        self.rows = np.zeros(backend.max_rows, np.int32)
+        self.rows = np.zeros(backend.max_tokens, np.int32)
         self.tables = [np.zeros((backend.max_segments, width), np.int32) for _ in backend.kv_groups]
         # What each row of the tables was last filled with: the table object and how much of it.
         self.filled: list[tuple[object, int]] = [(None, 0)] * backend.max_segments
@@ -57,6 +57,7 @@ class BatchBuilder:
             num_generated_segments=len(step.generated),
             rows=self.rows[:num_rows],
             edits=edits,
+            num_hidden=sum(segment.num_rows for segment in step.pooled),
         )
 
     def _fill_tables(self, row: int, tables: "list[array[int]]") -> int:

@@ -219,7 +219,7 @@ class Engine:
                 sequence.started_at = began
             num_rows = segment.num_rows
             row += num_rows
-            if num_rows and segment.is_last:
+            if num_rows and segment.is_last and sequence.pooler is None:
                 edited = sequence.sampler.edits()
                 if edited is not None:
                     edits[row - 1] = edited
@@ -234,9 +234,10 @@ class Engine:
         result: StepResult,
     ) -> None:
         """Hand out logits and progress, draw a token for each sequence that is caught up."""
+        self._pool(step.pooled, result)
         row = 0
         for segment in step:
-            if segment.sequence.wants_all_rows:
+            if segment.sequence.request.observer is not None:
                 self._observe(segment, result, row)
             if not segment.is_generated and not segment.is_last:
                 self._emit_progress(segment)
@@ -250,6 +251,20 @@ class Engine:
                 self._finish(sequence, "error", "the model computed a number that is not finite")
                 continue
             self._advance(sequence, drawn_from)
+
+    def _pool(self, segments: list[Segment], result: StepResult) -> None:
+        """Take in the hidden states; a text whose last one is there is done."""
+        row = 0
+        for segment in segments:
+            sequence, end = segment.sequence, row + segment.num_rows
+            assert sequence.pooler is not None
+            first = segment.first + segment.count - segment.num_rows
+            sequence.pooler.add(first, result.hidden[row:end])
+            row = end
+            if segment.is_last:
+                output = Output(sequence.request.request_id, vector=sequence.pooler.vector())
+                self._emit(sequence, output)
+                self._finish(sequence, "stop", output=output)
 
     def _observe(self, segment: Segment, result: StepResult, row: int) -> None:
         observer = segment.sequence.request.observer

@@ -44,33 +44,36 @@ class Segment:
 
 @dataclass(slots=True)
 class Step:
-    """Who computes what: generated segments, then prompt segments."""
+    """Who computes what: generated segments, then prompt segments, last those of texts to pool."""
 
     generated: list[Segment] = field(default_factory=list)
     prompts: list[Segment] = field(default_factory=list)
+    pooled: list[Segment] = field(default_factory=list)
     num_generated: int = 0
     num_prompt: int = 0
 
     def __iter__(self) -> Iterator[Segment]:
         yield from self.generated
         yield from self.prompts
+        yield from self.pooled
 
     def __bool__(self) -> bool:
-        return bool(self.generated or self.prompts)
+        return bool(self.generated or self.prompts or self.pooled)
 
     def add(self, segment: Segment) -> None:
         if segment.is_generated:
             self.generated.append(segment)
             self.num_generated += segment.count
         else:
-            self.prompts.append(segment)
+            is_pooled = segment.sequence.pooler is not None
+            (self.pooled if is_pooled else self.prompts).append(segment)
             self.num_prompt += segment.count
 
 
 class Scheduler:
     """The waiting and the running sequences, both in order of arrival.
 
-    max_tokens, max_rows   most tokens and most wanted rows of a step
+    max_tokens, max_rows   most tokens of a step, and most rows whose logits are wanted
     max_running            most sequences that hold blocks
     """
 
@@ -161,12 +164,13 @@ class Scheduler:
         self.pool.grow(sequence, sequence.num_computed + count)
         segment = Segment(sequence, sequence.num_computed, count, generated)
         self._extra -= count - 1 if generated else count
-        self._rows -= max(0, segment.num_rows - 1)
+        if sequence.pooler is None:
+            self._rows -= max(0, segment.num_rows - 1)
         step.add(segment)
 
     def _share(self, step: Step, sequence: Sequence, lacking: int) -> int:
         """How many of its lacking tokens the budget lets the sequence compute."""
-        if sequence.wants_all_rows:
+        if sequence.wants_all_rows and sequence.pooler is None:
             lacking = min(lacking, self._rows + 1)
         if self.pace.fixed is not None:
             lacking = min(lacking, self.pace.fixed)
@@ -175,7 +179,7 @@ class Scheduler:
             return min(lacking, 1 + self._extra, most)
         if lacking <= self._extra:
             return lacking
-        if self._extra <= 0 or (self._extra < FLOOR and step.prompts):
+        if self._extra <= 0 or (self._extra < FLOOR and step.num_prompt):
             return 0
         return even_chunk(sequence.num_computed, lacking, self._extra, self.pool.block_size)
 

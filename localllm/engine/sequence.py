@@ -17,7 +17,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.pooling import Pooler
 from localllm.engine.prefix import BlockHash, TextHash
+from localllm.models.spec import Pooling
 from localllm.sampling import Sampler, SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
@@ -56,6 +58,7 @@ class Request:
     num_keep      tokens from the start that a shift keeps
     num_prompt    how many of `tokens` are prompt, the others are taken as generated; None: all
     constraint    of the new tokens, of this request alone
+    pooling       nothing is generated: the end comes with a vector, made so of the hidden states
     observer      is called on the engine thread with (position, float32 logits [n, vocab]) for
                   every token in order; the array is valid during the call only
     """
@@ -74,6 +77,7 @@ class Request:
     num_keep: int = 0
     num_prompt: int | None = None
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
     observer: LogitsObserver | None = None
 
 
@@ -106,6 +110,7 @@ class Output:
     token         None when the step gave none
     prompt_done   prompt tokens computed so far, while the prompt is not finished
     stats, error  with the finish reason
+    vector        float32 [n], not normalised, with the finish reason "stop" of a pooled request
     """
 
     request_id: str
@@ -116,6 +121,7 @@ class Output:
     stats: Stats | None = None
     error: str | None = None
     prompt_done: int | None = None
+    vector: NDArray[np.float32] | None = None
 
 
 Sink = Callable[[list[Output]], None]
@@ -148,6 +154,7 @@ class Sequence:
         "num_prompt",
         "num_published",
         "num_shifts",
+        "pooler",
         "prefix_miss",
         "request",
         "sampler",
@@ -164,6 +171,7 @@ class Sequence:
     ) -> None:
         self.request = request
         self.sampler = sampler
+        self.pooler = None if request.pooling is None else Pooler(request.pooling)
         self.sink = sink
         self.arrival = arrival
         self.max_length = max_length
@@ -208,7 +216,9 @@ class Sequence:
 
     @property
     def wants_all_rows(self) -> bool:
-        return self.request.observer is not None
+        return self.request.observer is not None or (
+            self.pooler is not None and self.pooler.wants_all
+        )
 
     def append(self, token: int) -> None:
         """Make a sampled token known."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localllm.errors import BadFile, UnsupportedModel
 from localllm.gguf import GgufFile, shown
-from localllm.models.spec import Linear, Norm, NormKind, Vector, Weight
+from localllm.models.spec import Linear, Norm, NormKind, Pooling, Vector, Weight
 
 MAX_LAYERS = 512
 MAX_WIDTH = 1 << 20
@@ -23,6 +23,9 @@ MAX_HEAD_DIM = 1 << 12
 MAX_CONTEXT = (1 << 31) - 1
 MAX_VOCAB = 1 << 23
 MAX_NAMED = 4  # unused tensors that an error message lists
+# `pooling_type` as llama.cpp numbers it. Who asks a model without one for an embedding means the
+# state of the last token, the only one that has seen the whole text.
+POOLINGS: dict[int, Pooling] = {0: "last", 1: "mean", 2: "first", 3: "last"}
 NEVER_WEIGHTS = ("I8", "I16", "I32", "I64", "Q8_1", "Q8_K")
 
 # Keys that change the arithmetic in ways no family here knows, and the value that means "off".
@@ -30,7 +33,6 @@ FOREIGN_KEYS: tuple[tuple[str, float, str], ...] = (
     ("expert_count", 0, "mixture of experts"),
     ("attention.max_alibi_bias", 0, "ALiBi position biases"),
     ("attention.clamp_kqv", 0, "clamped queries, keys and values"),
-    ("pooling_type", 0, "pooled embeddings"),
     ("attention.causal", 1, "attention that is not causal"),
     ("attention.shared_kv_layers", 0, "layers that share keys and values"),
     ("embedding_length_per_layer_input", 0, "per-layer embeddings"),
@@ -77,6 +79,13 @@ class Checkpoint:
                 raise self.bad(f"{self.architecture}.{name} is not a number")
             if value != off:
                 raise UnsupportedModel(f"{self.architecture}: {meaning} ({name} is {value})")
+
+    def pooling(self) -> Pooling:
+        """Which hidden states make an embedding. Raises UnsupportedModel for a reranker."""
+        number = self.integer("pooling_type", 0)
+        if number not in POOLINGS:
+            raise UnsupportedModel(f"{self.architecture}: pooling_type is {number}")
+        return POOLINGS[number]
 
     def read_vocab_size(self) -> int:
         """Rows of the embedding table, which the tokens must fit into."""

@@ -51,7 +51,10 @@ class Ops(Protocol[H]):
         """[T, n]: x + scale * (W y + b)."""
 
     def rows(self, x: H) -> H:
-        """[R, n]: only the tokens whose logits are wanted; from here on T is R."""
+        """[R, n]: only the tokens whose results are wanted; from here on T is R."""
+
+    def keep(self, x: H) -> None:
+        """[R, n] become the step's hidden states; only the rows that are more than that go on."""
 
     def logits(self, x: H, output: Linear, scale: float, softcap: float | None) -> H:
         """[R, vocab]: scale * (W x + b), then cap * tanh(. / cap) where there is a cap."""
@@ -63,9 +66,9 @@ def forward(ops: Ops[H], spec: ModelSpec) -> H:
     last = len(spec.layers) - 1
     for i, layer in enumerate(spec.layers):
         x = decode_layer(ops, x, i, layer, narrow=i == last)
-    return ops.logits(
-        ops.norm(x, spec.output_norm), spec.output, spec.logit_scale, spec.logit_softcap
-    )
+    x = ops.norm(x, spec.output_norm)
+    ops.keep(x)
+    return ops.logits(x, spec.output, spec.logit_scale, spec.logit_softcap)
 
 
 def decode_layer(ops: Ops[H], x: H, index: int, layer: Layer, *, narrow: bool) -> H:

@@ -211,4 +211,5 @@ def decoder(
         logit_scale=logit_scale,
         logit_softcap=logit_softcap,
         kv_groups=group_layers(tuple(layers)),
+        pooling=c.pooling(),
     )

@@ -12,6 +12,7 @@ from typing import Literal
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_quick", "relu2"]
+Pooling = Literal["mean", "first", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class ModelSpec:
     embedding_scale  multiplies the token embeddings
     logit_scale      multiplies the logits, before the soft cap
     context_length   positions it was trained for
+    pooling          which hidden states make the embedding of a text
     """
 
     architecture: str
@@ -175,6 +177,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     kv_groups: tuple[KVGroup, ...] = field(default=())
+    pooling: Pooling = "last"
 
     def group_of(self, layer: int) -> tuple[int, int]:
         """(index of the KV group, index of `layer` within it)."""

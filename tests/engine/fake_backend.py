@@ -12,6 +12,7 @@ import numpy as np
 from localllm.backends import BLOCK_SIZE, TOP, Batch, StepResult
 from localllm.models.spec import KVGroup
 
+HIDDEN = 5  # width of the hidden states
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -49,17 +50,23 @@ class FakeBackend:
             raise RuntimeError("the toy broke")
         self.sizes.append((batch.num_generated, len(batch.tokens) - batch.num_generated))
         assert len(batch.tokens) <= self.max_tokens
-        assert len(batch.rows) <= self.max_rows
+        num_logits = len(batch.rows) - batch.num_hidden
+        assert 0 <= num_logits <= self.max_rows
         assert list(batch.rows) == sorted(set(batch.rows.tolist()))
         states = np.zeros(len(batch.tokens), np.uint64)
         for s in range(len(batch.context_lengths)):
             self._run_segment(batch, s, states)
         logits = (
-            np.stack([self._logits(states[r]) for r in batch.rows])
-            if len(batch.rows)
+            np.stack([self._logits(states[r]) for r in batch.rows[:num_logits]])
+            if num_logits
             else (np.zeros((0, self.spec.vocab_size), np.float32))
         )
-        return select(logits, batch)
+        result = select(logits, batch)
+        if batch.num_hidden:
+            wanted = batch.rows[num_logits:]
+            assert min(wanted) >= batch.num_generated
+            result.hidden = np.stack([self._logits(states[r])[:HIDDEN] for r in wanted])
+        return result
 
     def _run_segment(self, batch: Batch, s: int, states: np.ndarray) -> None:
         start, end = batch.segment_starts[s], batch.segment_starts[s + 1]

@@ -105,7 +105,7 @@ def test_absurd_hyper_parameters_are_bad_files(key: str, value: Any, describe, w
         ("attention.value_length", 64, "value heads of 64"),
         ("attention.head_count_kv", 0, "attention.head_count_kv"),
         ("feed_forward_length", 0, "feed_forward_length"),
-        ("pooling_type", 3, "pooled embeddings"),
+        ("pooling_type", 4, "pooling_type is 4"),
     ],
 )
 def test_arithmetic_that_is_not_there_is_named(

@@ -61,14 +61,18 @@ class CpuBackend:
 
     def step(self, batch: Batch) -> StepResult:
         assert 0 < len(batch.tokens) <= self.max_tokens
-        assert len(batch.rows) <= self.max_rows
+        num_logits = len(batch.rows) - batch.num_hidden
+        assert 0 <= num_logits <= self.max_rows
         assert len(batch.context_lengths) <= self.max_segments
         self.step_memory.load(batch)
         self.ops.attending.fill(batch)
         self.ops.heads.fill(batch)
         self.selection.load(batch)
         self.team.run(self.program.address, len(self.program))
-        return self.selection.result(len(batch.rows))
+        result = self.selection.result(num_logits)
+        if batch.num_hidden:
+            result.hidden = self.ops.hidden(num_logits, len(batch.rows))
+        return result
 
     def copy_block(self, group: int, source: int, target: int, num_positions: int) -> None:
         self.kv[group].copy_block(source, target, num_positions)

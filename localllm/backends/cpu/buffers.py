@@ -6,6 +6,9 @@ memory whose handle is gone may serve the next operation.
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from localllm.backends import Floats
 from localllm.backends.cpu.memory import ALIGNMENT, Bytes, address_of, allocate
 
 
@@ -35,6 +38,11 @@ class Buffer:
         self._pool = pool
         self._memory = memory
         self.address = address_of(memory)
+
+    def floats(self, stride: int) -> Floats:
+        """The memory as float32 [., stride]."""
+        values: Floats = self._memory.view(np.float32)
+        return values[: len(values) // stride * stride].reshape(-1, stride)
 
     def __del__(self) -> None:
         self._pool.give_back(self._memory)

@@ -149,5 +149,5 @@ def soften(context: Context, softcap: float) -> None:
     """The soft cap of the logits."""
     stride = context.step.logits.shape[1]
     args = [context.logits_address, stride, context.vocab_size, float_bits(softcap)]
-    rows = context.slot(Slot.ROWS)
+    rows = context.slot(Slot.LOGITS)
     context.program.record(cap_logits, args, count=rows, multiplier=num_chunks(stride))

@@ -8,6 +8,7 @@ and the quantisation of its result are one pass.
 
 from dataclasses import dataclass
 
+from localllm.backends import Floats
 from localllm.backends.cpu import making
 from localllm.backends.cpu.attending import Attending
 from localllm.backends.cpu.buffers import Forms
@@ -35,6 +36,7 @@ class CpuOps:
         self.context = context
         self.attending = Attending(context)
         self.heads = Heads(context)
+        self._kept: Act | None = None
 
     def embed(self, table: Weight, scale: float) -> Act:
         out = self._new(table.cols)
@@ -89,11 +91,24 @@ class CpuOps:
         making.gather(self.context, self._real(x), self._real(out), x.width)
         return out
 
+    def keep(self, x: Act) -> None:
+        """The handle stays, and with it its memory."""
+        self._real(x)
+        self._kept = x
+
+    def hidden(self, first: int, end: int) -> Floats:
+        """Rows [first, end) of what was kept: float32 [end - first, n]."""
+        assert self._kept is not None
+        assert self._kept.forms.real is not None
+        width = self._kept.width
+        return self._kept.forms.real.floats(self.context.stride(width))[first:end, :width]
+
     def logits(self, x: Act, output: Linear, scale: float, softcap: float | None) -> Act:
         """Into the step's result; the buffer is not of the pool."""
         assert x.narrow
         stride = self.context.step.logits.shape[1]
-        self._product(x, output, self.context.logits_address, scale=scale, stride=stride)
+        out = self.context.logits_address
+        self._product(x, output, out, scale=scale, stride=stride, final=True)
         if softcap is not None:
             making.soften(self.context, softcap)
         return Act(output.weight.rows, True, Forms())
@@ -140,6 +155,7 @@ class CpuOps:
         scale: float = 1.0,
         more: bool = False,
         stride: int | None = None,
+        final: bool = False,
     ) -> None:
         exact = self.context.is_exact(linear.weight)
         if exact:
@@ -147,5 +163,5 @@ class CpuOps:
         else:
             self._quantise(x)
         stride = stride or self.context.stride(linear.weight.rows)
-        target = Target(out, stride, residual, scale, x.narrow)
+        target = Target(out, stride, residual, scale, x.narrow, final)
         product(self.context, x.forms, linear, target, more=more)

@@ -17,6 +17,7 @@ class Target:
 
     residual  add to what is there
     narrow    over the wanted rows instead of all tokens
+    final     of these only over those whose logits are wanted
     """
 
     address: int
@@ -24,6 +25,16 @@ class Target:
     residual: bool = False
     scale: float = 1.0
     narrow: bool = False
+    final: bool = False
+
+    @property
+    def prompts(self) -> tuple[Slot, Slot, Slot]:
+        """Of the prompts' part: its first token or row, its end, and whether there is any."""
+        if self.final:
+            return Slot.GENERATED_ROWS, Slot.LOGITS, Slot.HAS_PROMPT_LOGITS
+        if self.narrow:
+            return Slot.GENERATED_ROWS, Slot.ROWS, Slot.HAS_PROMPT_ROWS
+        return Slot.GENERATED, Slot.TOKENS, Slot.HAS_PROMPT
 
 
 def product(
@@ -81,9 +92,7 @@ def panel_product(
 ) -> None:
     weight = linear.weight
     tensor = context.placed(weight)
-    first, end = (
-        (Slot.GENERATED_ROWS, Slot.ROWS) if target.narrow else (Slot.GENERATED, Slot.TOKENS)
-    )
+    first, end, has_any = target.prompts
     args = [
         tensor.address,
         tensor.row_bytes,
@@ -101,7 +110,7 @@ def panel_product(
     context.program.record(
         PANEL_PRODUCTS[tensor.type_name],
         args,
-        count=context.slot(Slot.HAS_PROMPT_ROWS if target.narrow else Slot.HAS_PROMPT),
+        count=context.slot(has_any),
         multiplier=-(-weight.rows // ROWS_PER_TILE),
         chunk=1,
         flags=flags,

@@ -42,7 +42,7 @@ class Selection:
         results = [
             address_of(a) for a in (self._maxima, self._parts, step.top_ids, step.top_logits)
         ]
-        rows, edits = self._context.slot(Slot.ROWS), self._context.slot(Slot.EDITS)
+        rows, edits = self._context.slot(Slot.LOGITS), self._context.slot(Slot.EDITS)
         all_rows = [*logits, 0, *results, address_of(step.raw_lse), address_of(step.lse)]
         program.record(scan_logits, all_rows, count=rows, multiplier=chunks)
         program.record(pick_top, all_rows, count=rows)

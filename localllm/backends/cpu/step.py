@@ -21,7 +21,7 @@ class Slot(IntEnum):
     TOKENS = 0
     GENERATED = 1  # tokens [0, GENERATED) take the row path
     PROMPT = 2  # the rest takes the panel path
-    ROWS = 3  # tokens whose logits are wanted, in the same order
+    ROWS = 3  # tokens whose results are wanted, in the same order
     GENERATED_ROWS = 4
     PROMPT_ROWS = 5
     GENERATED_SEGMENTS = 6
@@ -30,13 +30,15 @@ class Slot(IntEnum):
     HAS_PROMPT = 9
     HAS_GENERATED_ROWS = 10
     HAS_PROMPT_ROWS = 11
-    ONE = 12
-    PROMPT_TILES = 13  # of attention
-    EDITS = 14
+    LOGITS = 12  # the first rows, whose logits are wanted
+    HAS_PROMPT_LOGITS = 13
+    ONE = 14
+    PROMPT_TILES = 15  # of attention
+    EDITS = 16
 
 
 # What `StepMemory.load` counts: the first slots, in their order.
-COUNTED = tuple(Slot)[: Slot.HAS_PROMPT_ROWS + 1]
+COUNTED = tuple(Slot)[: Slot.HAS_PROMPT_LOGITS + 1]
 
 T = TypeVar("T", bound=np.generic)
 
@@ -61,7 +63,7 @@ class StepMemory:
         self.segment_starts = np.zeros(s + 1, np.int32)
         self.context_lengths = np.zeros(s, np.int32)
         self.tables = [np.zeros((s, options.table_width), np.int32) for _ in range(num_groups)]
-        self.rows = np.zeros(r, np.int32)
+        self.rows = np.zeros(t, np.int32)
         # Rows end in -inf: selection reads whole groups.
         self.logits = zeros((r, -(-vocab_size // GROUP) * GROUP), np.float32)
         self.logits[:, vocab_size:] = -np.inf
@@ -81,6 +83,7 @@ class StepMemory:
         prompt = num_tokens - generated
         generated_rows = num_rows if not prompt else int(np.searchsorted(batch.rows, generated))
         prompt_rows = num_rows - generated_rows
+        num_logits = num_rows - batch.num_hidden
         self.tokens[:num_tokens] = batch.tokens
         self.positions[:num_tokens] = batch.positions
         self.segment_starts[: num_segments + 1] = batch.segment_starts
@@ -96,4 +99,5 @@ class StepMemory:
             *(num_tokens, generated, prompt, num_rows, generated_rows, prompt_rows),
             *(batch.num_generated_segments, num_segments - batch.num_generated_segments),
             *(generated > 0, prompt > 0, generated_rows > 0, prompt_rows > 0),
+            *(num_logits, num_logits > generated_rows),
         )
