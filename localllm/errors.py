@@ -37,7 +37,7 @@ class PromptTooLong(BadRequest):
 
 
 class BadSettings(LocalLLMError):
-    """The config file cannot be used; the message names the line or the key."""
+    """A setting or the config file cannot be used; the message names it."""
 
 
 class ModelNotFound(LocalLLMError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from localllm.config import Settings, process_environment
-from localllm.errors import BadRequest
+from localllm.errors import BadSettings
 
 COMMAND = (sys.executable, "-m", "localllm.runner")
 
@@ -49,12 +49,15 @@ def launch(environ: Mapping[str, str], command: Sequence[str] = COMMAND) -> Laun
 def launch_runner(settings: Settings) -> Launched:
     """Start a real runner, told the instruction set before it imports Numba.
 
-    Raises BadRequest for a level that does not exist.
+    Raises BadSettings for a level that this machine does not have.
     """
-    from kernels_cpu.isa import LEVELS, detect, environment_for
+    from kernels_cpu.isa import available, detect, environment_for
 
     level = settings.isa or detect(settings.cache_dir)
-    if level not in LEVELS:
-        raise BadRequest(f"LOCALLLM_ISA is {level!r}, which is none of {', '.join(LEVELS)}")
+    levels = available(settings.cache_dir)
+    if level not in levels:
+        raise BadSettings(
+            f"LOCALLLM_ISA is {level!r}, which this machine cannot run; it can {', '.join(levels)}"
+        )
     environ = environment_for(level, process_environment())
     return launch({**environ, "LOCALLLM_ISA": level})

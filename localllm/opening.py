@@ -13,7 +13,7 @@ import psutil
 from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
 from localllm.config import WEIGHT_MODES, Settings
 from localllm.engine.engine import Engine
-from localllm.errors import BadRequest, LocalLLMError, OutOfMemory
+from localllm.errors import BadRequest, BadSettings, LocalLLMError, OutOfMemory
 from localllm.gguf import GgufFile
 from localllm.models import read_spec
 from localllm.models.spec import KVGroup, ModelSpec
@@ -184,8 +184,11 @@ def configure_kernels(settings: Settings) -> None:
     from kernels_cpu import isa
 
     level = settings.isa or isa.detect(settings.cache_dir)
-    if level not in isa.available(settings.cache_dir):
-        raise LocalLLMError(f"this machine cannot run the instruction set level {level!r}")
+    levels = isa.available(settings.cache_dir)
+    if level not in levels:
+        raise BadSettings(
+            f"LOCALLLM_ISA is {level!r}, which this machine cannot run; it can {', '.join(levels)}"
+        )
     wanted = isa.environment_for(level, os.environ)
     processor = wanted.get("NUMBA_CPU_NAME"), wanted.get("NUMBA_CPU_FEATURES")
     was_imported = "numba" in sys.modules

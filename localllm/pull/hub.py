@@ -27,7 +27,7 @@ from localllm.errors import LocalLLMError, PullFailed
 from localllm.names import ModelName
 from localllm.pull.choosing import Variant, choose, projectors, variants
 from localllm.pull.package import Package, RemoteFile
-from localllm.pull.transport import Access, Http
+from localllm.pull.transport import Access, Http, what_failed
 from localllm.store import Recipe
 
 API_SECONDS = 30.0
@@ -171,7 +171,7 @@ def _model_info(wanted: Wanted, settings: Settings, access: HubAccess) -> ModelI
         ) from error
     except httpx2.HTTPError as error:
         raise PullFailed(
-            f"no connection to {settings.hub_endpoint}: {error or type(error).__name__}"
+            f"no connection to {settings.hub_endpoint}: {what_failed(error)}"
         ) from error
     except (KeyError, TypeError, ValueError) as error:
         raise PullFailed(f"{repo}: the Hub's answer is damaged: {error!r}") from error

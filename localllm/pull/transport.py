@@ -6,6 +6,8 @@ a small answer stays small.
 """
 
 import asyncio
+import re
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ MAX_REDIRECTS = 10
 MAX_CONNECTIONS = 16
 MAX_RETRY_AFTER_SECONDS = 60.0
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -258,4 +261,14 @@ def _reason(error: httpx2.TransportError, url: str) -> str:
     host = _parsed(url).host
     if isinstance(error, httpx2.TimeoutException):
         return f"{host} does not answer in time"
-    return f"no connection to {host}: {error or type(error).__name__}"
+    return f"no connection to {host}: {what_failed(error)}"
+
+
+def what_failed(error: BaseException) -> str:
+    """A transport's failure as the system puts it, without its number."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    text = cause.strerror if isinstance(cause, OSError) else None
+    text = text or NUMBER.sub("", str(error)) or type(error).__name__
+    return f"{text}; is this machine online?" if isinstance(cause, socket.gaierror) else text
