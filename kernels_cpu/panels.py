@@ -4,9 +4,11 @@
 
 An item is a tile of ROWS_PER_TILE weight rows. The raw blocks of a tile are unpacked into a panel,
 some hundred values of the rows at a time so that it stays in the first-level cache, and a
-micro-kernel multiplies it by all tokens: panels_int8.py for quantised weights, with activations as
-int8 with one float32 scale and one scaled sum per 16 values, or panels_bf16.py where there are AMX
-tiles; panels_float.py for F32, F16 and BF16.
+micro-kernel multiplies it by all tokens. Several tiles do so in turn before the next some hundred
+values, since all tokens' activations of that width stay in the second-level cache. Micro-kernels:
+panels_int8.py for quantised weights, with activations as int8 with one float32 scale and one scaled
+sum per 16 values, or panels_bf16.py where there are AMX tiles; panels_float.py for F32, F16 and
+BF16.
 
 A token's sum has one shape, whatever the number of tokens: there is one register tile of several
 tokens; where fewer are left, the last one is repeated, and nothing is written of the copies.
@@ -24,7 +26,7 @@ Argument block (int64 slots):
     11  address of b, float32 [rows], or 0   12  1: the residual is what out holds, 0: there is none
     13  float32 bits of scale
     14  address of the first token, int64    15  address of the token after the last, int64
-Scratch: 64 KiB and 512 bytes a token, tokens rounded up to 32.
+Scratch: 64 KiB and 1,408 bytes a token, tokens rounded up to 32.
 """
 
 from kernels_cpu.amx import Hardware

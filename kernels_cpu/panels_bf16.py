@@ -21,13 +21,14 @@ from kernels_cpu.amx import (
 from kernels_cpu.kernel import kernel
 from kernels_cpu.panels_tile import (
     PANEL_BYTES,
+    ROWS_BYTES,
     SUMS_BYTES,
+    TILES_TOGETHER,
     Args,
     NextTile,
     Product,
     divide,
     divide_up,
-    for_parts,
     for_tiles,
     largest_part,
     next_tile,
@@ -38,7 +39,8 @@ from kernels_cpu.simd import Ir, Value, emits, i64
 from kernels_cpu.unpack_blocks import GROUP, LANES, Format, floats, ints
 
 DEPTH = 512
-CONFIG_AT = 1024
+CONFIG_AT = 3072
+assert TILES_TOGETHER * ROWS_BYTES <= CONFIG_AT
 # For each step of 32 tokens: enough for all of the next tile if there are some 128 tokens.
 LINES_AHEAD = 4
 assert TOKENS == GROUP == 2 * LANES
@@ -84,17 +86,14 @@ def tile_panel_product(
 ) -> None:
     """All of the kernel of one weight type, with bfloat16 tiles of activations."""
 
-    def body(p: Product) -> None:
-        def part(value: Value, values: Value) -> None:
-            groups = divide(e, values, GROUP)
-            unpack_tile(p, f, value, groups, lambda group, half: tile_panel(p, f, group, half))
-            ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
-            multiply(p, unit, divide(e, value, GROUP), groups, ahead)
-
-        for_parts(p, DEPTH, part)
+    def part(p: Product, value: Value, values: Value) -> None:
+        groups = divide(e, values, GROUP)
+        unpack_tile(p, f, value, groups, lambda group, half: tile_panel(p, f, group, half))
+        ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
+        multiply(p, unit, divide(e, value, GROUP), groups, ahead)
 
     unit.begin(e, e.at(scratch, CONFIG_AT))
-    for_tiles(e, args, first, last, scratch, body)
+    for_tiles(e, args, first, last, scratch, DEPTH, part)
     unit.end(e)
 
 

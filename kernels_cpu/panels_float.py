@@ -16,7 +16,6 @@ from kernels_cpu.panels_tile import (
     RegisterTile,
     divide_up,
     existing,
-    for_parts,
     for_register_tiles,
     for_tiles,
     largest_part,
@@ -66,15 +65,12 @@ def float_panel_product(
 ) -> None:
     """All of the kernel of one weight type. A row has 16 bytes or more."""
 
-    def body(p: Product) -> None:
-        def part(value: Value, values: Value) -> None:
-            unpack(p, f, value, values)
-            first, size = e.mul(value, f.value_bytes), e.mul(values, f.value_bytes)
-            multiply(p, value, values, next_tile(p, first, size))
+    def part(p: Product, value: Value, values: Value) -> None:
+        unpack(p, f, value, values)
+        first, size = e.mul(value, f.value_bytes), e.mul(values, f.value_bytes)
+        multiply(p, value, values, next_tile(p, first, size))
 
-        for_parts(p, DEPTH, part)
-
-    for_tiles(e, args, first, last, scratch, body)
+    for_tiles(e, args, first, last, scratch, DEPTH, part)
 
 
 def unpack(p: Product, f: FloatFormat, value: Value, values: Value) -> None:

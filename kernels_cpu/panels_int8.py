@@ -17,7 +17,6 @@ from kernels_cpu.panels_tile import (
     divide,
     existing,
     first_lanes,
-    for_parts,
     for_register_tiles,
     for_tiles,
     largest_part,
@@ -42,17 +41,16 @@ Sums = dict[tuple[int, int], Value]
 def panel_product(e: Ir, args: Value, first: Value, last: Value, scratch: Value, f: Format) -> None:
     """All of the kernel of one weight type, with int8 activations."""
 
-    def body(p: Product) -> None:
-        def part(value: Value, values: Value) -> None:
-            groups = divide(e, values, GROUP)
-            unpack_tile(p, f, value, groups, lambda group, half: byte_panel(p, f, group, half))
-            prepare(p, f, value, values)
-            ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
-            multiply(p, f, value, groups, ahead)
+    def part(p: Product, value: Value, values: Value) -> None:
+        groups = divide(e, values, GROUP)
+        unpack_tile(p, f, value, groups, lambda group, half: byte_panel(p, f, group, half))
+        ahead = next_tile(p, row_bytes(e, f, value), row_bytes(e, f, values))
+        multiply(p, f, value, groups, ahead)
 
-        for_parts(p, DEPTH, part)
+    def prepare_part(p: Product, value: Value, values: Value) -> None:
+        prepare(p, f, value, values)
 
-    for_tiles(e, args, first, last, scratch, body)
+    for_tiles(e, args, first, last, scratch, DEPTH, part, prepare_part)
 
 
 def byte_panel(p: Product, f: Format, group: Value, half: Value) -> BytePanel:
@@ -87,15 +85,6 @@ def prepare(p: Product, f: Format, value: Value, values: Value) -> None:
 def register_tile() -> RegisterTile:
     """Sums, integers, scaled integers and the operands of a step fit into 32 or 16 registers."""
     return RegisterTile(4, 2, 16) if isa() in ("amx", "avx512") else RegisterTile(2, 2, 8)
-
-
-def keeps_sums(f: Format) -> bool:
-    """Whether sums stay in registers over the groups.
-
-    With one scale to 32 values, 32 registers hold all but one or two vectors, and it depends on
-    LLVM's idea of the processor whether something else is moved to the stack in each group.
-    """
-    return f.scales > 1 or isa() not in ("amx", "avx512")
 
 
 def neighbour_sums(e: Ir, a: Value, b: Value) -> Value:
@@ -145,11 +134,9 @@ class MicroKernel:
         e, f, tile = self.e, self.f, self.tile
         floats, width = vec(f32, tile.lanes), tile.column_bytes
         places = {(m, n): e.at(sums, m * SUMS_BYTES + n * width) for m, n in tile.pairs}
-        totals = {pair: e.pointer(address, floats) for pair, address in places.items()}
-        if keeps_sums(f):
-            for pair, address in places.items():
-                totals[pair] = e.variable(e.const(0.0, floats))
-                e.set(totals[pair], e.load(address, floats, width))
+        totals = {pair: e.variable(e.const(0.0, floats)) for pair in places}
+        for pair, address in places.items():
+            e.set(totals[pair], e.load(address, floats, width))
         with e.loop(groups) as g:
             self.ahead.fetch(LINES_AHEAD)
             group = e.at(panel, e.mul(g.index, f.group_bytes))
@@ -164,9 +151,8 @@ class MicroKernel:
             ]
             emit = self.one_scale if f.scales == 1 else self.two_scales
             emit(group, xs, totals)
-        if keeps_sums(f):
-            for pair, address in places.items():
-                e.store(e.get(totals[pair]), address, width)
+        for pair, address in places.items():
+            e.store(e.get(totals[pair]), address, width)
 
     def dot16(self, group: Value, xs: list[Activations], half: int) -> Sums:
         """float32 of codes . xq over 16 values of the group, for each token and column."""

@@ -1,17 +1,19 @@
 """What every panel product does around its micro-kernel: tiles, rows, sums and the epilogue.
 
-The argument block is described in panels.py. Scratch: 64 KiB for the tile (first the 32 addresses
-of its rows), then 512 bytes for each token, tokens rounded up to 32: float32 sums of the tile's
-rows, and after all of these what a micro-kernel prepares of each token.
+The argument block is described in panels.py. Scratch: 64 KiB for a panel (first the addresses of the
+rows of the tiles that go together), then for each token, tokens rounded up to 32, 128 bytes a tile:
+float32 sums of the tile's rows; after all of these what a micro-kernel prepares of each token.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels_cpu.simd import Ir, Value, f32, i32, i64, vec, void
 from kernels_cpu.unpack_blocks import GROUP, LANES, Blocks, Format, Panel
 
 ROWS_PER_TILE = 32
+TILES_TOGETHER = 8  # at most: they share what is prepared, and the activations in the second cache
+ROWS_BYTES = 8 * ROWS_PER_TILE
 PANEL_AT, SUMS_AT = 4096, 65536
 PANEL_BYTES = SUMS_AT - PANEL_AT
 SUMS_BYTES = 4 * ROWS_PER_TILE
@@ -34,18 +36,20 @@ class Args:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One call of a kernel: its arguments, and `tokens` tokens from `begin` on."""
+    """One of `tiles` tiles that go together, times `tokens` tokens from `begin` on."""
 
     e: Ir
     args: Args
     begin: Value
     tokens: Value
     scratch: Value
+    tile: Value
+    tiles: Value
 
     @property
     def rows(self) -> Value:
         """Address of the addresses of the tile's rows."""
-        return self.scratch
+        return self.e.at(self.scratch, self.e.mul(self.tile, ROWS_BYTES))
 
     @property
     def panel(self) -> Value:
@@ -53,11 +57,15 @@ class Product:
 
     @property
     def sums(self) -> Value:
-        return self.e.at(self.scratch, SUMS_AT)
+        return self.sums_of(self.tile)
 
     @property
     def prepared(self) -> Value:
-        return self.e.at(self.sums, self.e.mul(self.rounded, SUMS_BYTES))
+        return self.sums_of(self.e.const(TILES_TOGETHER))
+
+    def sums_of(self, tile: Value) -> Value:
+        size = self.e.mul(self.rounded, SUMS_BYTES)
+        return self.e.at(self.scratch, SUMS_AT, self.e.b.mul(tile, size))
 
     @property
     def rounded(self) -> Value:
@@ -81,22 +89,53 @@ def divide_up(e: Ir, a: Value, n: int) -> Value:
     return divide(e, e.at(a, n - 1), n)
 
 
+Part = Callable[[Product, Value, Value], None]
+
+
 def for_tiles(
-    e: Ir, args: Value, first: Value, last: Value, scratch: Value, body: Callable[[Product], None]
+    e: Ir,
+    args: Value,
+    first: Value,
+    last: Value,
+    scratch: Value,
+    depth: int,
+    part: Part,
+    prepare: Part = lambda p, value, values: None,
 ) -> None:
-    """Let `body` add a tile's rows times all tokens to the sums, for each tile."""
+    """All of a kernel but its arithmetic.
+
+    part(p, value, values) adds a tile's rows times all tokens to the sums, over `values` columns from
+    `value` on; before the tiles that go together, prepare(p, value, values) is done once for them.
+    """
     slots = Args(e, args)
     begin = e.load(slots[14], i64, align=8)
     tokens = e.b.sub(e.load(slots[15], i64, align=8), begin)
-    product = Product(e, slots, begin, tokens, scratch)
     some = e.b.icmp_signed(">", tokens, e.const(0))
     tiles = e.b.select(some, e.b.sub(last, first), e.const(0))
-    with e.loop(tiles) as tile:
-        row = e.mul(e.at(first, tile.index), ROWS_PER_TILE)
-        list_rows(product, row)
-        clear_sums(product)
-        body(product)
-        finish(product, row)
+    groups = divide_up(e, tiles, TILES_TOGETHER)
+    with e.loop(groups) as group:
+        # Groups of nearly one size: tiles that are alone pay for their preparation alone.
+        done, end = (e.b.udiv(e.b.mul(tiles, e.at(group.index, k)), groups) for k in range(2))
+        together = e.b.sub(end, done)
+        start = e.at(first, done)
+        product = Product(e, slots, begin, tokens, scratch, e.const(0), together)
+
+        def each(body: Callable[[Product, Value], None]) -> None:
+            with e.loop(together) as l:
+                body(replace(product, tile=l.index), e.mul(e.at(start, l.index), ROWS_PER_TILE))
+
+        def one_part(value: Value, values: Value) -> None:
+            prepare(product, value, values)
+            each(lambda p, row: part(p, value, values))
+
+        each(begin_tile)
+        for_parts(product, depth, one_part)
+        each(finish)
+
+
+def begin_tile(p: Product, row: Value) -> None:
+    list_rows(p, row)
+    clear_sums(p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +221,13 @@ class NextTile:
 def next_tile(p: Product, first: Value, size: Value) -> NextTile:
     """For a part of the columns: `size` bytes of each row, from byte `first` on.
 
-    Tiles lie one after the other, so that an equal share of the next one is 32 times that.
+    Tiles lie one after the other, so that an equal share of the next ones is 32 times that.
     """
     e = p.e
-    tile = e.at(e.load(p.rows, i64, align=8), e.mul(p.args[1], ROWS_PER_TILE))
-    start = e.at(tile, e.mul(first, ROWS_PER_TILE))
+    rows = e.mul(p.tiles, ROWS_PER_TILE)
+    next_ones = e.at(e.load(p.scratch, i64, align=8), e.b.mul(p.args[1], rows))
+    share = e.at(e.b.mul(first, p.tiles), e.b.mul(size, p.tile))
+    start = e.at(next_ones, e.mul(share, ROWS_PER_TILE))
     place = e.variable(e.const(0))
     e.set(place, start)
     return NextTile(e, place, e.at(start, e.mul(size, ROWS_PER_TILE)))
