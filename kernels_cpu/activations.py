@@ -49,7 +49,7 @@ def relu2(e: Ir, x: Value) -> Value:
 
 ACTIVATIONS: dict[str, Act] = {"silu": silu, "gelu": gelu, "gelu_quick": gelu_quick, "relu2": relu2}
 KIND_OF = {name: kind for kind, name in enumerate(ACTIVATIONS)}
-"""What slot 22 of `activate` says."""
+"""What slot 20 of `activate` says."""
 
 
 @emits(5)
@@ -78,12 +78,12 @@ def map_plain(e: Ir, act: Act, up: Value, count: Value, out: Value) -> None:
 def activate(args: int, first: int, last: int, scratch: int) -> None:
     """forms = act(gate) * up, or act(up); an item is a part of a token.
 
-     0..17      the forms (see forms.py); slot 17 is the width
-    18 up       float32 [T][stride]
-    19 up stride in floats
-    20 gate     float32 [T][stride], or 0 for none
-    21 gate stride in floats
-    22 kind     which function: `KIND_OF`
+     0..15      the forms (see forms.py); slot 15 is the width
+    16 up       float32 [T][stride]
+    17 up stride in floats
+    18 gate     float32 [T][stride], or 0 for none
+    19 gate stride in floats
+    20 kind     which function: `KIND_OF`
     """
     width = slot(args, WIDTH)
     parts = quotient(width + PART - 1, PART)
@@ -109,9 +109,9 @@ def copy_part(e: Ir, x: Value, count: Value, out: Value) -> None:
 def quantise(args: int, first: int, last: int, scratch: int) -> None:
     """forms = x; an item is a part of a token.
 
-     0..17      the forms (see forms.py); slot 17 is the width
-    18 x        float32 [T][stride]
-    19 x stride in floats
+     0..15      the forms (see forms.py); slot 15 is the width
+    16 x        float32 [T][stride]
+    17 x stride in floats
     """
     width = slot(args, WIDTH)
     parts = quotient(width + PART - 1, PART)
@@ -135,12 +135,12 @@ def add_part(e: Ir, args: Value, x: Value, y: Value, count: Value, out: Value) -
 def add(args: int, first: int, last: int, scratch: int) -> None:
     """forms = x + scale * y; an item is a part of a token.
 
-     0..17      the forms (see forms.py); slot 17 is the width
-    18 x        float32 [T][stride]; may be the same memory as the float32 form
-    19 x stride in floats
-    20 y        float32 [T][stride]
-    21 y stride in floats
-    22 scale    float32 bits
+     0..15      the forms (see forms.py); slot 15 is the width
+    16 x        float32 [T][stride]; may be the same memory as the float32 form
+    17 x stride in floats
+    18 y        float32 [T][stride]
+    19 y stride in floats
+    20 scale    float32 bits
     """
     width = slot(args, WIDTH)
     parts = quotient(width + PART - 1, PART)

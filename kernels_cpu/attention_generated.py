@@ -25,12 +25,12 @@ from kernels_cpu.attention_math import (
     load_int,
     load_kv,
     num_lanes,
-    quotient,
     sums_of_lanes,
     zeros,
 )
 from kernels_cpu.kernel import kernel
 from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
+from kernels_cpu.threads import quotient
 
 BLOCK, SPLIT = a.BLOCK, a.SPLIT
 SCORES_BYTES = 4 * SPLIT  # of one head

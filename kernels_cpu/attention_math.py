@@ -127,9 +127,3 @@ def store_int(e: Ir, address: Value, value: Value) -> None:
 @emits(2)
 def store_slot(e: Ir, address: Value, value: Value) -> None:
     e.store(value, address, align=8)
-
-
-@emits(2, types.int64)
-def quotient(e: Ir, a: Value, b: Value) -> Value:
-    """a // b of what is never negative, b > 0: no exception path in the kernel."""
-    return e.b.udiv(a, b)

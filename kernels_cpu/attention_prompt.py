@@ -34,7 +34,6 @@ from kernels_cpu.attention_math import (
     lanes,
     larger,
     load_int,
-    quotient,
     store_int,
     store_slot,
     transpose,
@@ -42,6 +41,7 @@ from kernels_cpu.attention_math import (
 )
 from kernels_cpu.kernel import kernel
 from kernels_cpu.simd import Ir, Value, emits, f32, i16, i32, i64, slot, vec
+from kernels_cpu.threads import quotient
 
 BLOCK, KEYS = a.BLOCK, a.KEYS
 SCORES_BYTES = 4 * KEYS * 32  # of a group of rows, at most

@@ -1,29 +1,25 @@
 """The forms in which a kernel may leave an activation: float32, int8 for row products, int8 for
-panel products, bfloat16 for tile products.
+panel products.
 
 Every kernel that makes activations begins its argument block with these slots (its own begin at
 `FIRST_OWN`). A form whose address is 0 is not written. Strides are from token to token.
 
-     0 out          float32 [T][stride]     all tokens; strides are multiples of 16, the rest is
-                    zeroed
-     1 out stride   in floats
-     2 row values   int8 [D][Kp]            generated tokens; Kp is the width padded to 64 with
-     zeros 3 row values stride, in bytes
-     4 row scales   float32 [D][Kp/64][16]  lane l of a group of 64 has the scale of 16-value group
-     l // 4 5 row scales stride, in floats
-     6 row sums     float32 [D][Kp/16]      scale * sum of the 16 int8
+     0 out           float32 [T][stride]     all tokens; strides are multiples of 16, the rest is zeroed
+     1 out stride, in floats
+     2 row values    int8 [D][Kp]            generated tokens; Kp is the width padded to 64 with zeros
+     3 row values stride, in bytes
+     4 row scales    float32 [D][Kp/64][16]  lane l of a group of 64 has the scale of 16-value group l // 4
+     5 row scales stride, in floats
+     6 row sums      float32 [D][Kp/16]      scale * sum of the 16 int8
      7 row sums stride, in floats
-     8 panel values int8 [T][Kp]            prompt tokens, at their own index
+     8 panel values  int8 [T][Kp]            prompt tokens, at their own index
      9 panel values stride, in bytes
-    10 panel scales float32 [T][Kp/16]
+    10 panel scales  float32 [T][Kp/16]
     11 panel scales stride, in floats
-    12 panel sums   float32 [T][Kp/16]      as the row sums
+    12 panel sums    float32 [T][Kp/16]      as the row sums
     13 panel sums stride, in floats
-    14 tiles        bfloat16 [T][Kp]        prompt tokens
-    15 tiles stride, in values
-    16 generated    address of the int64 D: tokens below it are generated, the others are prompt
-                    tokens
-    17 width
+    14 generated     address of the int64 D: tokens below it are generated, the others are prompt tokens
+    15 width
 
 int8: for each 16 values scale = absmax / 127 and q = x * (127 / absmax), rounded to even. Where
 absmax is at most 1e-30 (its reciprocal would overflow) all are zero.
@@ -31,9 +27,9 @@ absmax is at most 1e-30 (its reciprocal would overflow) all are zero.
 
 from kernels_cpu.simd import Ir, Value, emits, f32, i8, i32, i64, vec
 
-FIRST_OWN = 18
-GENERATED = 16
-WIDTH = 17
+FIRST_OWN = 16
+GENERATED = 14
+WIDTH = 15
 
 LEAST = 1e-30
 ROUND = 1.5 * 2.0**23  # adding it rounds to an integer, ties to even
@@ -102,7 +98,6 @@ def put_forms(e: Ir, args: Value, token: Value, first: Value, count: Value, sour
             put_int8(e, args, 2, token, first, count, source)
         with otherwise:
             put_int8(e, args, 8, token, first, count, source)
-            put_tiles(e, args, token, first, count, source)
 
 
 def blocks_of(e: Ir, count: Value, size: int) -> Value:
@@ -138,17 +133,6 @@ def put_int8(
                 e.store(scale, e.at(scales, e.mul(k, 64)), 4)
             else:
                 e.store(e.shuffle(scale, one_each), e.at(scales, e.mul(k, 16)), 4)
-
-
-def put_tiles(e: Ir, args: Value, token: Value, first: Value, count: Value, source: Value) -> None:
-    tiles = arg(e, args, 14)
-    with e.b.if_then(e.b.icmp_signed("!=", tiles, e.const(0))):
-        place = e.at(tiles, e.mul(e.b.add(e.b.mul(token, arg(e, args, 15)), first), 2))
-        with e.loop(blocks_of(e, count, 64)) as loop:
-            for k in range(4):
-                address = e.at(source, e.mul(loop.index, 256), 64 * k)
-                value = e.float_to_bf16(e.load(address, vec(f32, 16), 4))
-                e.store(value, e.at(place, e.mul(loop.index, 128), 32 * k), 2)
 
 
 @emits(2)

@@ -69,13 +69,13 @@ def add_scaled(e: Ir, args: Value, base: Value, y: Value, out: Value) -> None:
 def norm(args: int, first: int, last: int, scratch: int) -> None:
     """forms = norm(x); an item is a token.
 
-     0..17      the forms (see forms.py); slot 17 is the width
-    18 x        float32 [T][stride]
-    19 x stride in floats
-    20 kind     0: x / sqrt(mean(x^2) + eps) * w; 1: (x - mean) / sqrt(variance + eps) * w, then + b
-    21 weight   float32 [width], or 0 for none
-    22 bias     float32 [width], or 0 for none; only where there is a weight
-    23 eps      float32 bits
+     0..15      the forms (see forms.py); slot 15 is the width
+    16 x        float32 [T][stride]
+    17 x stride in floats
+    18 kind     0: x / sqrt(mean(x^2) + eps) * w; 1: (x - mean) / sqrt(variance + eps) * w, then + b
+    19 weight   float32 [width], or 0 for none
+    20 bias     float32 [width], or 0 for none; only where there is a weight
+    21 eps      float32 bits
     """
     width = slot(args, WIDTH)
     for token in range(first, last):
@@ -89,9 +89,9 @@ def add_norm(args: int, first: int, last: int, scratch: int) -> None:
     """forms = base + scale * norm(x); an item is a token.
 
      0..23      as in `norm`
-    24 base     float32 [T][stride]; may be the same memory as the float32 form
-    25 base stride in floats
-    26 scale    float32 bits
+    22 base     float32 [T][stride]; may be the same memory as the float32 form
+    23 base stride in floats
+    24 scale    float32 bits
     """
     width = slot(args, WIDTH)
     for token in range(first, last):

@@ -34,9 +34,10 @@ import math
 
 from numba import njit, types
 
-from kernels_cpu.attention_math import LOG2E, exp2, quotient
+from kernels_cpu.attention_math import LOG2E, exp2
 from kernels_cpu.kernel import kernel
 from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
+from kernels_cpu.threads import quotient
 from kernels_cpu.vector_math import floats, for_lanes, put_floats, tanh
 
 TOP = 256

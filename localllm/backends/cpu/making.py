@@ -19,7 +19,7 @@ from localllm.backends.cpu.program import Record, float_bits
 from localllm.backends.cpu.step import Slot
 from localllm.models.spec import Activation, Norm, Weight
 
-REAL, ROW, PANEL, GENERATED = 0, 2, 8, 16  # first slots of the forms, and the first after them
+REAL, ROW, PANEL, GENERATED = 0, 2, 8, 14  # first slots of the forms, and the first after them
 
 SLOTS_OF_INT8 = 6
 
