@@ -8,6 +8,7 @@ import os
 import sys
 
 EXIT_INTERRUPTED = 130
+THINK_VALUES = ("true", "false", "high", "medium", "low", "max")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -42,7 +43,9 @@ def _run(args: list[str]) -> int:
     from localllm.cli.app import command
 
     try:
-        code = command().main(args=args, prog_name="localllm", standalone_mode=False)
+        code = command().main(
+            args=_with_think_value(args), prog_name="localllm", standalone_mode=False
+        )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TyperException as error:
@@ -55,6 +58,15 @@ def _run(args: list[str]) -> int:
         return end.exit_code
     except Abort:
         return EXIT_INTERRUPTED
+
+
+def _with_think_value(args: list[str]) -> list[str]:
+    """`--think` may stand alone, and then what follows is the prompt unless it is a value."""
+    end = args.index("--") if "--" in args else len(args)
+    return [
+        "--think=true" if i < end and arg == "--think" and following not in THINK_VALUES else arg
+        for i, (arg, following) in enumerate(zip(args, [*args[1:], ""]))
+    ]
 
 
 def _unsupported_machine() -> str | None:

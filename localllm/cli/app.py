@@ -8,6 +8,7 @@ from typer.main import get_command
 
 from localllm import __version__
 from localllm.cli.settings import SettingsHelp
+from localllm.errors import BadRequest
 
 if TYPE_CHECKING:
     from localllm.client import Client
@@ -94,7 +95,9 @@ def run(
     format: Annotated[
         str | None, typer.Option(help="Format of the answer: json, or a schema.")
     ] = None,
-    think: Annotated[str | None, typer.Option(help="true, false, low, medium or high.")] = None,
+    think: Annotated[
+        str | None, typer.Option(help="true (also without a value), false, low, medium or high.")
+    ] = None,
     hidethinking: Annotated[
         bool, typer.Option("--hidethinking", help="Do not show what the model thinks.")
     ] = False,
@@ -260,6 +263,8 @@ def create(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="The Modelfile (./Modelfile), or -.")
     ] = None,
+    quantize: Annotated[str | None, typer.Option("--quantize", "-q", hidden=True)] = None,
+    draft_quantize: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Make a model from a GGUF file, which is not copied, or from a Modelfile.
 
@@ -270,6 +275,8 @@ def create(
     """
     from localllm.cli import models
 
+    if quantize or draft_quantize:
+        raise BadRequest(models.NO_QUANTIZING)
     models.create(_client(), name, source, file)
 
 
@@ -297,6 +304,17 @@ def pull(
     from localllm.cli.pulling import pull_model
 
     pull_model(_client(), model, is_insecure=insecure)
+
+
+@app.command(hidden=True)
+def push(
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    insecure: Annotated[bool, typer.Option("--insecure")] = False,
+) -> None:
+    """Upload a model, which this version cannot."""
+    from localllm.cli import models
+
+    models.push(_client(), model)
 
 
 @app.command()

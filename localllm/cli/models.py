@@ -12,6 +12,14 @@ from localllm.errors import BadRequest, LocalLLMError, ModelNotFound
 from localllm.modelfile import Modelfile, decode, parse_modelfile
 
 SELECTIONS = ("license", "modelfile", "parameters", "system", "template")
+NO_QUANTIZING = (
+    "create: --quantize is not supported by this version; pull the model in the quantization that "
+    "you want, such as hf.co/USER/REPO:Q4_K_M, or make such a GGUF file with llama-quantize"
+)
+NO_SAFETENSORS = (
+    "import of safetensors is not supported by this version; name a GGUF file, which "
+    "convert_hf_to_gguf.py of llama.cpp makes of such a folder"
+)
 ID_LENGTH = 12
 MAX_SHOWN_ITEMS = 3
 
@@ -140,6 +148,10 @@ def remove(client: Client, models: Sequence[str]) -> None:
         print(f"deleted '{model}'")
 
 
+def push(client: Client, model: str) -> None:
+    client.post("/api/push", {"model": model, "stream": False})
+
+
 def copy(client: Client, source: str, destination: str) -> None:
     client.post("/api/copy", {"source": source, "destination": destination})
     print(f"copied '{source}' to '{destination}'")
@@ -187,10 +199,16 @@ def _body_of(modelfile: Modelfile, folder: Path) -> dict[str, Any]:
 
 
 def _source(text: str, folder: Path) -> str:
-    """An existing file's absolute path, else a model's name."""
+    """An existing file's absolute path, or that of a folder's only one, else a model's name."""
     path = folder / Path(text).expanduser()
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(files) == 1:
+        return str(files[0])
+    if text.endswith(".safetensors") or next(path.glob("*.safetensors"), None) is not None:
+        raise BadRequest(f"{path}: {NO_SAFETENSORS}")
     if path.is_file():
         return str(path)
     if text.endswith(".gguf") or text.startswith(("/", "./", "../", "~")):
-        raise BadRequest(f"{path}: no such file")
+        found = f"{len(files) or 'no'} GGUF files" if path.is_dir() else "no such file"
+        raise BadRequest(f"{path}: {found}")
     return text

@@ -8,12 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from localllm.cli import THINK_VALUES
 from localllm.cli.models import model_argument
 from localllm.cli.output import Status, Thoughts, Wrapper, print_statistics
 from localllm.client import Client, RequestFailed
 from localllm.errors import BadRequest, ModelNotFound
-
-THINK_VALUES = ("true", "false", "high", "medium", "low", "max")
 
 
 @dataclass(slots=True)

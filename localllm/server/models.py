@@ -251,6 +251,8 @@ def _only_file(files: dict[str, Any]) -> str:
     for path in files:
         if path.startswith("/") or ".." in Path(path).parts:
             raise BadRequest("file path must be relative")
+    if any(path.endswith(".safetensors") for path in files):
+        raise BadRequest("create: safetensors are not supported by this version; send a GGUF file")
     if len(files) != 1:
         raise BadRequest("create: only a single GGUF file is supported by this version")
     return parse_digest(str(next(iter(files.values()))))

@@ -216,6 +216,9 @@ def _with_recipe(resolved: Resolved, messages: list[Fields]) -> list[Fields]:
 def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
     options = check_options({**resolved.recipe.parameters, **fields.get("options", {})})
     stop = options.pop("stop", [])
+    if options.get("num_predict") == 0:
+        # Ollama takes it for no limit.
+        del options["num_predict"]
     if "num_ctx" in options:
         options["num_ctx"] = max(options["num_ctx"], SMALLEST_CONTEXT)
     wants_logprobs = fields.get("logprobs", False)

@@ -131,6 +131,7 @@ ROWS: list[tuple[str, Body, int, str]] = [
     ("create", {"model": "x", "files": {"/m.gguf": "y"}}, 400, "file path must be relative"),
     ("create", {"model": "x", "files": {"../m.gguf": "y"}}, 400, "file path must be relative"),
     ("create", {"model": "x", "files": {"m.gguf": "y"}}, 400, "invalid digest format"),
+    ("create", {"model": "x", "files": {"m.safetensors": "y"}}, 400, "create: safetensors are not..."),
     ("create", {"model": "x", "from": "tiny", "template": "{{ if }}"}, 400, "template error: ..."),
 ]  # fmt: skip
 

@@ -103,6 +103,8 @@ def test_num_predict_ends_with_length_and_logprobs_are_one_a_token(server: Serve
     assert len(entries) == 10
     assert entries[0] == {"token": "0 ", "logprob": -0.5, "bytes": [48, 32]}
     assert last["done_reason"] == "length"
+    unlimited = {"model": "tiny", "prompt": "hi", "options": {"num_predict": 0}, "stream": False}
+    assert server.post("/api/generate", **unlimited).json()["done_reason"] == "stop"
     answer = server.post(
         "/api/generate", model="tiny", prompt="hi", stream=False, logprobs=True
     ).json()
