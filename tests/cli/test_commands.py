@@ -122,7 +122,7 @@ def test_an_answer_that_cannot_be_written_is_told_in_one_line(server: Server) ->
         (("run", "a//b", "hi"), "invalid model name"),
         (("run", "tiny", "refuse"), "the fake model refuses this"),
         (("run", "tiny", "die"), "the model runner has unexpectedly stopped"),
-        (("run", "tiny", "hi", "--think", "much"), 'invalid value for --think: "much"'),
+        (("run", "tiny", "hi", "--think=much"), 'invalid value for --think: "much"'),
         (("run", "tiny", "hi", "--keepalive", "soon"), 'time: invalid duration "soon"'),
         (("run",), "Missing argument 'MODEL'"),
         (("run", "tiny", "--nope"), "No such option: --nope"),
