@@ -32,12 +32,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine is doing; `kv_usage` is the share of blocks in use, 0 to 1."""
+    """What the engine is doing.
+
+    kv_usage             share of the KV blocks that are in use, 0 to 1
+    fill_at_preemption   share of all positions of the KV pool that held a token when blocks first
+                         ran out; None: they never did
+    """
 
     num_running: int
     num_waiting: int
     kv_usage: float
     num_preemptions: int
+    fill_at_preemption: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,7 @@ class Engine:
             num_waiting=self.num_waiting,
             kv_usage=self.pool.usage(),
             num_preemptions=self.scheduler.num_preemptions,
+            fill_at_preemption=self.scheduler.fill_at_preemption,
         )
 
     def _sequence(self, request: Request, sink: Sink) -> Sequence:
@@ -157,7 +164,10 @@ class Engine:
         if num_tokens + (request.params.num_predict != 0) > max_length:
             raise PromptTooLong.of(num_tokens, max_length)
         sampler = Sampler(request.params, request.tokens, vocab_size)
-        return Sequence(request, sampler, sink, 0, max_length)
+        sequence = Sequence(request, sampler, sink, 0, max_length)
+        # Here and not on the engine's thread.
+        self.pool.keys_of(sequence)
+        return sequence
 
     def _run(self) -> None:
         while self._receive():
@@ -197,7 +207,7 @@ class Engine:
         if not self.scheduler.has_work:
             return
         began = time.perf_counter()
-        step = self.scheduler.plan()
+        step = self.scheduler.plan(began)
         assert step, "there is work, but no step"
         edits: dict[int, Edits] = {}
         deliveries = self._deliveries(step, began, edits)

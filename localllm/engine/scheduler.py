@@ -2,22 +2,25 @@
 
 One rule, no phases: every sequence has known and computed tokens, and a step lets the second catch
 up with the first under a token budget. Generated tokens come first, one for each sequence that is
-decoding; prompts follow in chunks, in order of arrival. When blocks run out the latest arrival
-gives its blocks back and computes its tokens again later, each in its own role. The oldest sequence
-can take everything, so every admitted request finishes.
+decoding; prompts follow in chunks, in order of priority and arrival. When blocks run out, or when
+somebody of a better priority cannot be let in, the last in that order gives its blocks
+back and computes its tokens again later, each in its own role. The first can take everything, and
+nobody is passed over for ever (queue.py), so every admitted request finishes.
 
 A step has at most one segment of a sequence, and a segment has one role.
 
-Not here: ids of blocks (blocks.py), how large a chunk may be (pace.py), tokens' values (engine.py).
+Not here: who is let in next (queue.py), ids of blocks (blocks.py), how large a chunk may be
+(pace.py), tokens' values (engine.py).
 Source: the catch-up rule is that of vLLM's v1 scheduler.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from localllm.engine.blocks import BlockPool
 from localllm.engine.pace import FLOOR, Pace
+from localllm.engine.queue import Queue
 from localllm.engine.sequence import Sequence
 
 RECOMPUTE = 32  # generated tokens of one sequence that are computed again in one step
@@ -71,10 +74,11 @@ class Step:
 
 
 class Scheduler:
-    """The waiting and the running sequences, both in order of arrival.
+    """The waiting sequences, and the running ones in order of rank.
 
     max_tokens, max_rows   most tokens of a step, and most rows whose logits are wanted
     max_running            most sequences that hold blocks
+    fill_at_preemption     share of the pool's positions that held a token when blocks first ran out
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class Scheduler:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.max_running = max_running
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Queue(pool)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.fill_at_preemption: float | None = None
         self._refused_at: tuple[int, int] | None = None
         self._extra = 0
         self._rows = 0
@@ -98,11 +103,8 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, before the later arrivals."""
-        place = len(self.waiting)
-        while place and self.waiting[place - 1].arrival > sequence.arrival:
-            place -= 1
-        self.waiting.insert(place, sequence)
+        """Queue a sequence."""
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its blocks are free at once."""
@@ -112,9 +114,13 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def plan(self) -> Step:
-        """The next step; its blocks are taken. Empty only when nothing is known to be computed."""
+    def plan(self, now: float = 0.0) -> Step:
+        """The next step; its blocks are taken. Empty only when nothing is known to be computed.
+
+        now   seconds, from any beginning
+        """
         step = Step()
+        self._make_place()
         num_decoding = sum(s.is_generating for s in self.running)
         # Each running sequence may take one token and one row; the rest is for whoever needs more.
         budget = self.max_tokens - num_decoding
@@ -126,7 +132,7 @@ class Scheduler:
             self._extend(step, self.running[i])
             i += 1
         if self.num_preemptions == preempted:
-            self._admit(step)
+            self._admit(step, now)
         return step
 
     def commit(self, step: Step) -> None:
@@ -135,30 +141,57 @@ class Scheduler:
             segment.sequence.num_computed += segment.count
             self.pool.commit(segment.sequence)
 
-    def _admit(self, step: Step) -> None:
-        """Let the first in the queue in, as long as there is budget and room."""
+    def _make_place(self) -> None:
+        """Preempt one for somebody of a better priority, for whom there was no room."""
+        if not self.waiting or not self.running:
+            return
+        last = self.running[-1]
+        is_full = len(self.running) == self.max_running or self._refused_at == self._ask
+        if is_full and not last.is_urgent and self.waiting.best_priority < last.request.priority:
+            self._preempt(last)
+
+    @property
+    def _ask(self) -> tuple[int, int]:
+        """Unless this changes, whoever was refused need not ask again."""
+        return self.waiting.num_added, self.pool.num_given_back
+
+    def _admit(self, step: Step, now: float) -> None:
+        """Let in who is next in the queue, as long as there is budget and room."""
         while self.waiting and len(self.running) < self.max_running and self._extra > 0:
-            sequence = self.waiting[0]
-            ask = (sequence.arrival, self.pool.num_given_back)
-            if self.running and ask == self._refused_at:
+            if self.running and self._refused_at == self._ask:
+                return
+            sequence = self.waiting.next(self.running, now)
+            if sequence is None or not self._has_share(step, sequence):
                 return
             if not self.pool.admit(sequence, self.max_tokens):
                 assert self.running, "a sequence that fits alone was refused"
-                self._refused_at = ask
+                self._refused_at = self._ask
                 return
             if sequence.num_cached is None:
                 sequence.num_cached = sequence.num_computed
-            self.waiting.popleft()
-            self.running.append(sequence)
-            self._extend(step, sequence)
+            self.waiting.let_in(sequence, now)
+            insort(self.running, sequence, key=lambda s: s.rank)
+            self._extend(step, sequence, is_new=True)
 
-    def _extend(self, step: Step, sequence: Sequence) -> None:
-        """Add the sequence's segment to the step, as long as budget and blocks allow."""
+    def _has_share(self, step: Step, sequence: Sequence) -> bool:
+        """Whether the budget leaves it something; if not, more may be cached when it does."""
+        if self._extra >= FLOOR or not step.num_prompt:
+            return True
+        cached = self.pool.cached_depth(sequence) * self.pool.block_size
+        return sequence.num_prompt - cached <= self._extra
+
+    def _extend(self, step: Step, sequence: Sequence, *, is_new: bool = False) -> None:
+        """Add the sequence's segment to the step, as long as budget and blocks allow.
+
+        is_new   it has been let in now: others, who have their segments, keep their blocks
+        """
         generated = sequence.is_generating
         end = sequence.num_tokens if generated else sequence.num_prompt
         lacking = end - sequence.num_computed
         count = self._share(step, sequence, lacking)
-        count = min(count, self._make_room(sequence, count)) if count else 0
+        if count:
+            room = self.pool.room(sequence) if is_new else self._make_room(step, sequence, count)
+            count = min(count, room)
         if count <= 0:
             return
         self.pool.grow(sequence, sequence.num_computed + count)
@@ -183,14 +216,18 @@ class Scheduler:
             return 0
         return even_chunk(sequence.num_computed, lacking, self._extra, self.pool.block_size)
 
-    def _make_room(self, sequence: Sequence, count: int) -> int:
-        """Preempt later arrivals until `count` tokens have room, or none is left; the room."""
+    def _make_room(self, step: Step, sequence: Sequence, count: int) -> int:
+        """Preempt those of lower rank until `count` tokens have room, or none is left; the room."""
         while (room := self.pool.room(sequence)) < count and self.running[-1] is not sequence:
+            if self.fill_at_preemption is None:
+                planned = {s.sequence: s.count for s in step}
+                positions = [(s, s.num_computed + planned.get(s, 0)) for s in self.running]
+                self.fill_at_preemption = self.pool.fill(positions)
             self._preempt(self.running[-1])
         return room
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take the blocks back; the sequence waits, first among the later arrivals."""
+        """Take the blocks back; the sequence waits."""
         self.running.remove(sequence)
         self.pool.release(sequence)
         sequence.num_preemptions += 1

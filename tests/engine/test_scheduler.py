@@ -3,46 +3,10 @@
 import random
 
 import pytest
+from scheduling import advance, new_scheduler, new_sequence, shape
 
-from localllm.engine.blocks import BlockPool
 from localllm.engine.pace import FLOOR, Pace
-from localllm.engine.scheduler import Scheduler, Step, even_chunk
-from localllm.engine.sequence import Request, Sequence
-from localllm.sampling import Sampler, SamplingParams
-
-
-def new_scheduler(
-    blocks=64, windows=(None,), max_tokens=512, max_running=8, chunk=None, max_rows=64
-) -> Scheduler:
-    pool = BlockPool([blocks] * len(windows), list(windows), 32, lambda *a: None)
-    return Scheduler(
-        pool,
-        Pace(max_tokens, chunk),
-        max_tokens=max_tokens,
-        max_rows=max_rows,
-        max_running=max_running,
-    )
-
-
-def new_sequence(arrival: int, length: int, **fields) -> Sequence:
-    rng = random.Random(arrival)
-    tokens = [rng.randrange(1000) for _ in range(length)]
-    request = Request(f"r{arrival}", tokens, SamplingParams(temperature=0), **fields)
-    return Sequence(request, Sampler(request.params, [], 1000), lambda o: None, arrival, 4096)
-
-
-def advance(scheduler: Scheduler) -> Step:
-    """Plan and commit a step; every sequence that is caught up gets a token."""
-    step = scheduler.plan()
-    scheduler.commit(step)
-    for segment in step:
-        if segment.sequence.num_computed == segment.sequence.num_tokens:
-            segment.sequence.append(segment.sequence.arrival)
-    return step
-
-
-def shape(step: Step) -> list[tuple[str, int, int]]:
-    return [(s.sequence.request.request_id, s.first, s.count) for s in step]
+from localllm.engine.scheduler import even_chunk
 
 
 def test_decodes_come_first_and_prompts_fill_the_step() -> None:
@@ -167,12 +131,15 @@ def test_chunk_time_follows_the_measured_steps() -> None:
 @pytest.mark.parametrize("windows", [(None,), (40, None)])
 @pytest.mark.parametrize("blocks", [9, 14, 40])
 def test_every_request_finishes_under_random_schedules(windows, blocks) -> None:
-    """Defends: bounds of a step, order of arrival, no starvation, the pool's invariants."""
+    """Defends: bounds of a step, the order of ranks, no starvation, the pool's invariants."""
     rng = random.Random(f"{windows}{blocks}")
     scheduler = new_scheduler(blocks=blocks, windows=windows, max_tokens=96, max_running=5)
     lengths = {i: rng.randint(1, 200) for i in range(60)}
     ends = {i: min(n + rng.randint(1, 60), blocks * 32) for i, n in lengths.items()}
-    todo = [new_sequence(i, min(n, blocks * 32 - 1)) for i, n in lengths.items()]
+    todo = [
+        new_sequence(i, min(n, blocks * 32 - 1), priority=rng.choice([0, 0, 1]))
+        for i, n in lengths.items()
+    ]
     finished = []
     for _ in range(20_000):
         if todo and rng.random() < 0.2:
@@ -184,8 +151,8 @@ def test_every_request_finishes_under_random_schedules(windows, blocks) -> None:
         step = advance(scheduler)
         assert step
         assert step.num_generated + step.num_prompt <= 96
-        arrivals = [s.arrival for s in scheduler.running]
-        assert arrivals == sorted(arrivals)
+        ranks = [s.rank for s in scheduler.running]
+        assert ranks == sorted(ranks)
         for sequence in list(scheduler.running):
             if sequence.num_tokens > ends[sequence.arrival] or rng.random() < 0.002:
                 scheduler.remove(sequence)
