@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Output, Request, Stats
-from localllm.errors import BadRequest
+from localllm.errors import BadRequest, LocalLLMError, TimedOut
 from localllm.text.calls import ToolCall
 from localllm.text.parsing import Parsed, Parser, PlainParser
 from localllm.text.stream import Detokenizer, StopMatcher
@@ -45,6 +45,7 @@ class TextDelta:
     tokens         new ids, the end token included
     prompt_done    prompt tokens computed so far, while that goes on; of prompt_total
     done_reason    "stop", "length" or "cancelled"
+    error_kind     the class of the `error`
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class TextDelta:
     done_reason: str | None = None
     stats: Stats | None = None
     error: str | None = None
+    error_kind: type[LocalLLMError] = LocalLLMError
 
     @property
     def is_last(self) -> bool:
@@ -122,8 +124,10 @@ class Answer:
         delta.stats = output.stats
         if delta.stats is not None:
             delta.stats.generated_tokens = self.num_tokens
-        if output.finish_reason == "error" and not self.is_stopped:
-            delta.error = output.error or "the model failed"
+        if output.error is not None and not self.is_stopped:
+            delta.error = output.error
+            if output.finish_reason == "timeout":
+                delta.error_kind = TimedOut
         else:
             delta.done_reason = "stop" if self.is_stopped else output.finish_reason
 

@@ -64,6 +64,10 @@ class Cancelled(LocalLLMError):
     """The request was cancelled by its client, by `stop`, or by an unload."""
 
 
+class TimedOut(LocalLLMError):
+    """The request's own `timeout` was over before its answer was."""
+
+
 class RunnerDied(LocalLLMError):
     """The process that ran the model died or hung; the next request starts a new one."""
 

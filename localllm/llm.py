@@ -63,13 +63,14 @@ class Collector:
     def __init__(self, request_ids: Iterable[str]) -> None:
         self.completions = {request_id: Completion() for request_id in request_ids}
         self._running = set(self.completions)
-        self._error: str | None = None
+        self._error: LocalLLMError | None = None
         self._is_over = threading.Event()
 
     def __call__(self, deltas: list[TextDelta]) -> None:
         for delta in deltas:
             self.completions[delta.request_id].add(delta)
-            self._error = self._error or delta.error
+            if delta.error is not None and self._error is None:
+                self._error = delta.error_kind(delta.error)
             if delta.is_last:
                 self._running.discard(delta.request_id)
         if self._error is not None or not self._running:
@@ -80,7 +81,7 @@ class Collector:
         if self.completions:
             self._is_over.wait()
         if self._error is not None:
-            raise LocalLLMError(self._error)
+            raise self._error
 
 
 class LLM:

@@ -38,7 +38,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """One request for text, the only kind there is.
+    """One request for text. `priority` and `deadline` are those of `engine.Request`.
 
     Either `messages` (rendered with the model's chat template) or `prompt` as it is, after the
     tokens of `context`. `options` has Ollama's names and checked types. `logprobs` counts
@@ -65,6 +65,8 @@ class Generate:
     shift: bool = True
     want_tokens: bool = False
     render_only: bool = False
+    priority: int = 0
+    deadline: float | None = None
     exact: bool = False
     cache_prompt: bool = True
     salt: str = ""

@@ -39,6 +39,7 @@ class TextRequest:
     num_ctx       most positions; None: the model's limit
     truncate      drop the oldest messages when they do not fit, instead of refusing
     shift, num_keep   as in `engine.Request`; a negative num_keep keeps the whole prompt
+    exact, cache_prompt, salt, priority, deadline   as in `engine.Request`
     """
 
     request_id: str
@@ -61,6 +62,8 @@ class TextRequest:
     exact: bool = False
     cache_prompt: bool = True
     salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class RunnerModel:
             tokens=self._context(asked) if request.want_tokens else None,
             dropped_messages=asked.prompt.dropped_messages,
             error=delta.error,
+            error_kind=delta.error_kind.__name__,
         )
 
     def _context(self, asked: Asked) -> list[int]:
@@ -140,6 +141,8 @@ def _text_request(request: Generate) -> TextRequest:
         exact=request.exact,
         cache_prompt=request.cache_prompt,
         salt=request.salt.encode(),
+        priority=request.priority,
+        deadline=request.deadline,
     )
 
 

@@ -13,7 +13,6 @@ from localllm.answers import Answers, TextDelta, TextSink
 from localllm.config import Settings
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Request
-from localllm.errors import LocalLLMError
 from localllm.gguf import GgufFile
 from localllm.opening import SMALLEST_CONTEXT, EngineOptions, Progress, open_engine
 from localllm.prompts import Prompt, PromptBuilder, TextRequest, bounded
@@ -102,6 +101,8 @@ class LoadedModel:
                 cache_prompt=request.cache_prompt,
                 exact=request.exact,
                 salt=request.salt,
+                priority=request.priority,
+                deadline=request.deadline,
                 num_ctx=limit,
                 shift=shift,
                 num_keep=keep,
@@ -142,7 +143,7 @@ class LoadedModel:
                 for delta in deltas.get():
                     is_over = delta.is_last
                     if delta.error is not None:
-                        raise LocalLLMError(delta.error)
+                        raise delta.error_kind(delta.error)
                     yield delta
         finally:
             if not is_over:

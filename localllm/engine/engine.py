@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from localllm.backends import BLOCK_SIZE, Backend, Edits, StepResult
 from localllm.engine.batch import BatchBuilder
 from localllm.engine.blocks import BlockPool
+from localllm.engine.eviction import Clock
 from localllm.engine.pace import Pace
 from localllm.engine.scheduler import Scheduler, Segment, Step
 from localllm.engine.sequence import FinishReason, Output, Request, Sequence, Sink
@@ -63,6 +64,7 @@ class Engine:
     max_running  most sequences in a step; max_waiting: most requests in the queue (then `Busy`)
     chunk        known tokens that each sequence computes in a step; None: prompts are cut after
                  the measured times
+    clock        seconds, the clock of the requests' deadlines
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Engine:
         max_running: int = 16,
         max_waiting: int = 512,
         chunk: int | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.backend = backend
+        self.clock = clock
         self.eog_ids = eog_ids
         self.pool = BlockPool(
             backend.num_blocks,
@@ -84,6 +88,7 @@ class Engine:
             BLOCK_SIZE,
             backend.copy_block,
             hashlib.sha256(identity).digest(),
+            clock,
         )
         self.max_length = min(num_ctx or 2**31, self.pool.capacity())
         self.pace = Pace(backend.max_tokens, chunk)
@@ -103,6 +108,7 @@ class Engine:
         self._submitted: list[Sequence] = []
         self._cancelled: list[str] = []
         self._arrivals = 0
+        self._next_deadline = math.inf
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -197,11 +203,22 @@ class Engine:
                 self._emit(sequence, Output(request_id, finish_reason="error", error=message))
                 continue
             self._sequences[request_id] = sequence
+            self._next_deadline = min(self._next_deadline, sequence.deadline)
             self.scheduler.add(sequence)
         for request_id in cancelled:
             if request_id in self._sequences:
                 self._finish(self._sequences[request_id], "cancelled")
+        if self._next_deadline <= self.clock():
+            self._expire(self.clock())
         return not self._is_closing
+
+    def _expire(self, now: float) -> None:
+        """End those whose time is over."""
+        for sequence in list(self._sequences.values()):
+            if sequence.deadline <= now:
+                self._finish(sequence, "timeout", f"the request timed out {sequence.place()}")
+        deadlines = (sequence.deadline for sequence in self._sequences.values())
+        self._next_deadline = min(deadlines, default=math.inf)
 
     def _step(self) -> None:
         if not self.scheduler.has_work:

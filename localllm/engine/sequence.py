@@ -8,6 +8,7 @@ computed again.
 Not here: text, arrays, which sequence runs next (scheduler.py), what a block is (blocks.py).
 """
 
+import math
 import time
 from array import array
 from collections.abc import Callable
@@ -204,6 +205,19 @@ class Sequence:
     def is_generating(self) -> bool:
         """The next token to compute has the role generated."""
         return self.num_computed >= self.num_prompt
+
+    @property
+    def deadline(self) -> float:
+        """When it ends at the latest, by `time.monotonic()`."""
+        return math.inf if self.request.deadline is None else self.request.deadline
+
+    def place(self) -> str:
+        """How far it has come, for a person."""
+        if not self.was_admitted:
+            return "in the queue"
+        if not self.emitted:
+            return f"after {self.num_computed} of {len(self.request.tokens)} prompt tokens"
+        return f"after {self.emitted} new tokens"
 
     @property
     def was_admitted(self) -> bool:

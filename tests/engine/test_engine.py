@@ -377,3 +377,69 @@ def test_requests_from_many_threads_get_their_own_texts() -> None:
         for thread in threads:
             thread.join()
     assert {name: c.tokens(name) for name, c in clients.items()} == alone
+
+
+class Clocked(FakeBackend):
+    """Every step takes a second of a clock of its own."""
+
+    now = 0.0
+
+    def step(self, batch):
+        self.now += 1
+        return super().step(batch)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "place"),
+    [
+        (-1.0, "in the queue"),
+        (2.0, "after 2 of 5 prompt tokens"),
+        (7.0, "after 3 new tokens"),
+    ],
+)
+def test_a_request_ends_when_its_time_is_over_wherever_it_is(deadline, place) -> None:
+    backend = Clocked()
+    client = Client()
+    with running(backend, chunk=1, clock=lambda: backend.now) as engine:
+        engine.submit(request("r", [1, 2, 3, 4, 5], -1, deadline=deadline), client)
+        client.wait_end("r")
+        assert engine.load().kv_usage == 0
+        assert not engine.scheduler.has_work
+    end = client.end("r")
+    assert (end.finish_reason, end.error) == ("timeout", f"the request timed out {place}")
+    assert end.stats.prompt_tokens == 5
+
+
+def test_a_request_behind_a_long_one_times_out_in_the_queue() -> None:
+    backend = Clocked(blocks=ENDLESS)
+    client = Client()
+    with running(backend, max_running=1, clock=lambda: backend.now) as engine:
+        engine.submit(request("long", PROMPT, 60), client)
+        engine.submit(request("short", PROMPT, 5, deadline=20.0), client)
+        engine.submit(request("other", PROMPT, 5, deadline=1e9), client)
+        client.wait_end("long", "short", "other")
+    assert client.reason("short") == "timeout"
+    assert (client.reason("long"), client.reason("other")) == ("length", "length")
+    assert len(client.tokens("long")) == 60
+
+
+def test_load_tells_how_full_the_pool_was_when_blocks_ran_out() -> None:
+    with running(FakeBackend(blocks=7)) as engine:
+        client = Client()
+        assert engine.load().fill_at_preemption is None
+        for r in many():
+            engine.submit(r, client)
+        client.wait_end(*(r.request_id for r in many()))
+        fill = engine.load().fill_at_preemption
+        assert fill is not None
+        assert 0.5 < fill <= 1
+
+
+def test_statistics_say_why_the_prefix_was_missed() -> None:
+    client = Client()
+    with running(FakeBackend()) as engine:
+        for name, tokens in (("a", PROMPT), ("b", PROMPT), ("c", [*PROMPT[:35], 299, 1])):
+            engine.submit(request(name, tokens, 1), client)
+            client.wait_end(name)
+    misses = [client.end(name).stats.prefix_miss for name in "abc"]
+    assert misses == ["first request", "", "differs at token 35 of 37"]
