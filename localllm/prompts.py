@@ -91,9 +91,7 @@ class PromptBuilder:
 
         Raises PromptTooLong, with both numbers, when it cannot be made to fit.
         """
-        size = self.tokenizer.vocab_size
-        if request.tokens and not 0 <= min(request.tokens) <= max(request.tokens) < size:
-            raise BadRequest(f"the prompt has token ids outside 0 to {size - 1}")
+        self._check_ids(request.tokens)
         with self._lock:
             if request.messages is None:
                 prompt = Prompt(self._raw(request))
@@ -104,15 +102,23 @@ class PromptBuilder:
         return prompt
 
     def render(self, request: TextRequest) -> str:
-        """The text that the template makes of the messages."""
+        """The text that the template makes of the messages, after that of an earlier exchange."""
         if request.messages is None:
             return request.prompt
+        self._check_ids(request.tokens)
+        earlier = self.tokenizer.decode(request.tokens, special=True).decode(errors="replace")
         with self._lock:
             voice = self._voice(request)
             head, start = split_start(request.messages)
             variables = self._variables(request, voice)
             told, tools = voice.dialect.told(head, request.tools)
-            return voice.template.render(told, tools=tools, **variables) + start
+            text = voice.template.render(told, tools=tools, **variables)
+            return earlier + text + start
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        size = self.tokenizer.vocab_size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+            raise BadRequest(f"the prompt has token ids outside 0 to {size - 1}")
 
     def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
         with self._lock:
