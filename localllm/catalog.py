@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localllm.daemon import Target
 from localllm.describe import OPTIONAL_CAPABILITIES, Description, describe_apart
 from localllm.errors import BadFile, BadRequest, CloudModel, ModelNotFound
+from localllm.loaded import Target
 from localllm.names import ModelName, is_cloud
 from localllm.store import Layer, Recipe, Store, StoredModel
 from localllm.text.dialects import capabilities

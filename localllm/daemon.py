@@ -5,31 +5,42 @@ nobody has used it for its keep-alive time. Requests hold a `Lease`. Beyond the 
 run on a model at once, `max_queue` may wait, for a load or in its runner's queue, which is where
 the order is decided (engine/scheduler.py); the next is refused with Busy.
 
+A new model's runner first says what it is going to need. While there is too little memory, or
+there are too many models, others make room: idle ones, the least recently used first and those
+that were asked to stay for ever last; then busy ones, as soon as their requests have ended.
+
 Invariants:
-  1. a runner is ended only when no lease holds it, or because it died;
+  1. a runner is ended only when no lease holds it, or because it died, or with the daemon;
   2. loads happen one at a time; a load that must wait for room keeps its victim from taking new
-  work; 3. a cancelled waiter leaves no trace.
+     work;
+  3. a cancelled waiter leaves no trace.
 
 Not here: processes (runner_process.py), HTTP and JSON (server/), names and files (store.py).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localllm.config import Settings
+from localllm.cost import Account
 from localllm.durations import FOREVER, parse_keep_alive
-from localllm.errors import Busy
+from localllm.errors import Busy, LocalLLMError
 from localllm.launch import Launched, launch_runner
-from localllm.messages import Delta, Generate, Load, Loading
+from localllm.loaded import Lease, LoadedModel, Target
+from localllm.memory import available_memory, private_memory
+from localllm.messages import Load, Loading
+from localllm.metrics import Metrics
 from localllm.runner_process import RunnerProcess
 
-# Part of the free memory that a further model's file may need while others stay loaded.
-MEMORY_SHARE = 0.8
+# What a request takes on a model of which none has ended yet, and the longest wait to suggest.
+GUESSED_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 600.0
 # How long a runner that was started in advance waits for a model.
 SPARE_SECONDS = 60.0
 
@@ -40,73 +51,29 @@ OnLoading = Callable[[Loading], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A model file to run, and what to call it. Two names of one file are one loaded model."""
+class Gauges:
+    """How memory is measured: what is free, and what a process holds."""
 
-    path: Path
-    name: str
-    digest: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
-    size: int = 0
-
-
-class LoadedModel:
-    """A runner with a model, or one that is loading it."""
-
-    def __init__(self, target: Target, runner: RunnerProcess) -> None:
-        self.target = target
-        self.runner = runner
-        self.num_users = 0
-        self.keep_alive = 0.0
-        self.idle_since: float | None = None
-        self.is_ready = False
-        self.is_leaving = False
-        self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether new requests may use it."""
-        return self.is_ready and not self.is_leaving and not self.runner.is_dead
-
-    @property
-    def context_length(self) -> int:
-        return self.runner.ready.context_length if self.runner.ready else 0
-
-    @property
-    def memory_bytes(self) -> int:
-        known = self.runner.ready.memory_bytes if self.runner.ready else 0
-        return known or self.target.size
-
-    def seconds_left(self) -> float:
-        """Until it is unloaded if nobody comes; negative once it is being unloaded."""
-        if self.is_leaving or (self.keep_alive == 0 and self.is_ready):
-            return -1.0
-        if self.idle_since is None:
-            return self.keep_alive
-        return self.idle_since + self.keep_alive - asyncio.get_running_loop().time()
-
-
-class Lease:
-    """The right to run requests on a loaded model."""
-
-    def __init__(self, model: LoadedModel, load_seconds: float) -> None:
-        self.model = model
-        self.load_seconds = load_seconds
-
-    def generate(self, request: Generate) -> AsyncIterator[Delta]:
-        """Deltas of one request; closing the iterator cancels it."""
-        return self.model.runner.generate(request)
+    available: Callable[[], int] = available_memory
+    private: Callable[[int], int] = private_memory
 
 
 class Daemon:
     """All loaded models. Lives on one event loop; `start_runner` makes the processes."""
 
-    def __init__(self, settings: Settings, start_runner: StartRunner) -> None:
+    def __init__(
+        self, settings: Settings, start_runner: StartRunner, gauges: Gauges | None = None
+    ) -> None:
+        self.metrics = Metrics()
         self._settings = settings
         self._start_runner = start_runner
+        self._gauges = gauges or Gauges()
         self._models: dict[Path, LoadedModel] = {}
         self._load_lock = asyncio.Lock()
-        self._num_waiting = 0
+        self._waiters: Counter[Path] = Counter()
+        self._failures: dict[Path, LocalLLMError] = {}
+        self._went_idle = asyncio.Event()
+        self._closing: str | None = None
         self._spare: asyncio.Task[RunnerProcess] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._keep_alive = parse_keep_alive(settings.keep_alive)
@@ -118,7 +85,13 @@ class Daemon:
     @property
     def is_busy(self) -> bool:
         """Whether any request is running, waiting or loading a model."""
-        return self._num_waiting > 0 or any(m.num_users for m in self._models.values())
+        return self._waiters.total() > 0 or any(m.num_users for m in self._models.values())
+
+    def num_waiting(self, path: Path) -> int:
+        """Requests for a model beyond those that may run on it at once."""
+        model = self._models.get(path)
+        num_users = model.num_users if model else 0
+        return max(0, self._waiters[path] + num_users - self._settings.num_parallel)
 
     def prepare(self, launched: Launched) -> None:
         """Keep a runner that was started before it was known what for."""
@@ -134,15 +107,19 @@ class Daemon:
 
         Raises Busy, or the error of the load.
         """
-        clock = asyncio.get_running_loop().time
-        asked_at = clock()
-        model = await self._take(target, on_loading)
+        account = Account(target.name, self.metrics.of(target.name))
+        model: LoadedModel | None = None
         try:
+            model = await self._take(target, on_loading, account)
             if keep_alive is not None:
                 model.keep_alive = keep_alive
-            yield Lease(model, clock() - asked_at)
+            yield Lease(model, account)
+        except BaseException as error:
+            account.fail(error)
+            raise
         finally:
-            self._leave(model)
+            if model is not None:
+                self._leave(model)
 
     def unload(self, path: Path) -> None:
         """Unload a model as soon as nobody uses it; nothing happens if it is not loaded."""
@@ -151,64 +128,85 @@ class Daemon:
             model.keep_alive = 0.0
             self._settle(model)
 
-    async def close(self) -> None:
-        """End all runners."""
+    async def close(self, reason: str = "the daemon is shutting down") -> None:
+        """End all runners; who is served or waits hears of `reason`."""
+        self._closing = reason
         if self._spare is not None:
             self._drop_spare(self._spare)
         for model in list(self._models.values()):
-            self._close(model)
+            self._close(model, reason)
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _take(self, target: Target, on_loading: OnLoading | None) -> LoadedModel:
+    async def _take(
+        self, target: Target, on_loading: OnLoading | None, account: Account
+    ) -> LoadedModel:
         """A loaded model, which the caller must leave."""
-        while True:
-            model = self._models.get(target.path)
-            if model is not None and model.is_usable:
-                if model.num_users >= self._settings.num_parallel:
-                    self._check_queue()
-                self._enter(model)
-                return model
-            with self._wait():
-                if model is not None and model.is_ready:
-                    await model.runner.closed.wait()
-                    self._forget(model)
-                await self._load(target, on_loading)
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        self._check_queue(target.path)
+        with self._waiting(target.path):
+            account.queue_position = self.num_waiting(target.path)
+            while True:
+                if self._closing is not None:
+                    raise Busy(self._closing)
+                model = self._models.get(target.path)
+                if model is None or not model.is_ready:
+                    await self._load(target, on_loading)
+                elif model.is_usable:
+                    self._enter(model)
+                    return model
+                else:
+                    await self._until_decided(model)
+                account.load_seconds = clock() - asked_at
+
+    async def _until_decided(self, model: LoadedModel) -> None:
+        """Wait until a model that takes no new work is gone, or stays after all."""
+        if model.runner.is_dead:
+            await model.runner.closed.wait()
+            self._forget(model)
+        else:
+            await model.decided.wait()
 
     @contextmanager
-    def _wait(self) -> Iterator[None]:
-        self._check_queue()
-        self._num_waiting += 1
+    def _waiting(self, path: Path) -> Iterator[None]:
+        self._waiters[path] += 1
         try:
             yield
         finally:
-            self._num_waiting -= 1
+            self._waiters[path] -= 1
+            if not self._waiters[path]:
+                del self._waiters[path]
+                self._failures.pop(path, None)
 
-    def _check_queue(self) -> None:
-        """Raise Busy if no more may wait."""
-        parallel = self._settings.num_parallel
-        queued = sum(max(0, model.num_users - parallel) for model in self._models.values())
-        if self._num_waiting + queued >= self._settings.max_queue:
-            raise Busy("server busy, please try again.  maximum pending requests exceeded")
+    def _check_queue(self, path: Path) -> None:
+        """Raise Busy if no more may wait, with a guess when half of the queue will be gone."""
+        parallel, model = self._settings.num_parallel, self._models.get(path)
+        num_users = self._waiters[path] + (model.num_users if model else 0)
+        waiting = sum(map(self.num_waiting, self._models.keys() | self._waiters.keys()))
+        if num_users < parallel or waiting < self._settings.max_queue:
+            return
+        seconds = (model.mean_seconds if model else 0) or GUESSED_SECONDS
+        raise Busy(
+            "server busy, please try again.  maximum pending requests exceeded",
+            retry_seconds=min(seconds * waiting / parallel / 2, LONGEST_RETRY_SECONDS),
+        )
 
     def _enter(self, model: LoadedModel) -> None:
         model.num_users += 1
-        model.idle_since = None
-        if model.timer is not None:
-            model.timer.cancel()
-            model.timer = None
+        model.used_at = asyncio.get_running_loop().time()
+        model.stop_timer()
 
     def _leave(self, model: LoadedModel) -> None:
         model.num_users -= 1
+        model.used_at = asyncio.get_running_loop().time()
         if model.num_users == 0:
-            model.idle_since = asyncio.get_running_loop().time()
+            self._went_idle.set()
             self._settle(model)
 
     def _settle(self, model: LoadedModel) -> None:
         """Decide what becomes of a model that may be idle."""
-        if model.timer is not None:
-            model.timer.cancel()
-            model.timer = None
+        model.stop_timer()
         if model.num_users or not model.is_ready or model.runner.is_dead:
             return
         left = model.seconds_left()
@@ -219,20 +217,23 @@ class Daemon:
             model.timer = loop.call_later(left, self._settle, model)
 
     async def _load(self, target: Target, on_loading: OnLoading | None) -> None:
-        """Load the model unless another waiter has done so meanwhile."""
+        """Load the model unless another waiter has done so, or failed to, meanwhile."""
+        failure = self._failures.get(target.path)
         async with self._load_lock:
-            if target.path in self._models:
+            if target.path in self._models or self._closing is not None:
                 return
-            await self._make_room(target)
+            newest = self._failures.get(target.path)
+            if newest is not None and newest is not failure:
+                raise newest
             runner = await self._new_runner()
-            model = LoadedModel(target, runner)
-            model.keep_alive = self._keep_alive
-            model.num_users = 1
+            model = LoadedModel(target, runner, self._keep_alive)
             self._models[target.path] = model
             try:
                 await self._load_into(model, on_loading)
+            except LocalLLMError as error:
+                self._failures[target.path] = error
+                raise
             finally:
-                model.num_users = 0
                 if not model.is_ready:
                     self._forget(model)
 
@@ -253,40 +254,67 @@ class Daemon:
             self._spawn(_close_started(spare))
 
     async def _load_into(self, model: LoadedModel, on_loading: OnLoading | None) -> None:
-        target, settings = model.target, self._settings
-        load = Load(str(target.path), target.digest, settings.context_length, settings.threads)
-        await model.runner.load(load, on_loading)
+        target, settings, clock = model.target, self._settings, asyncio.get_running_loop().time
+        load = Load(
+            str(target.path),
+            target.digest,
+            settings.context_length,
+            settings.threads,
+            self._free_alone(),
+        )
+        began = clock()
+        await model.runner.load(load, on_loading, partial(self._make_room, model))
         model.is_ready = True
+        model.used_at = clock()
+        self.metrics.of(target.name).load_seconds.observe(clock() - began)
         self._spawn(self._forget_when_closed(model))
         log.info("loaded %s in runner %d", target.name, model.runner.pid)
 
-    async def _make_room(self, target: Target) -> None:
-        """Unload models, those that would go first, until one more fits; wait for busy ones."""
-        while self._models and not self._has_room(target):
-            order = sorted(
-                self._models.values(), key=lambda m: (m.num_users > 0, m.keep_alive, m.target.path)
-            )
-            victim = order[0]
-            victim.is_leaving = True
-            self._settle(victim)
-            try:
-                await victim.runner.closed.wait()
-            except asyncio.CancelledError:
-                victim.is_leaving = victim.runner.is_dead
-                raise
-            self._forget(victim)
+    async def _make_room(self, model: LoadedModel, num_bytes: int) -> int:
+        """Unload others until there is room for a model; then tell how much there is."""
+        model.planned_bytes = num_bytes
+        victim: LoadedModel | None = None
+        try:
+            while (others := self._others(model)) and not self._has_room(others, num_bytes):
+                idle = [m for m in others if not m.num_users]
+                victim = min(idle, key=_eviction_order) if idle else victim
+                if victim is None or victim.runner.is_dead:
+                    victim = min(others, key=_eviction_order)
+                victim.leave()
+                self._went_idle.clear()
+                self._settle(victim)
+                await _first_of(victim.runner.closed.wait(), self._went_idle.wait())
+                if victim.runner.closed.is_set():
+                    self._forget(victim)
+        finally:
+            for other in self._others(model):
+                if other.is_leaving and not other.runner.is_dead:
+                    other.stay()
+                    self._settle(other)
+        return self._free_beside(self._others(model))
 
-    def _has_room(self, target: Target) -> bool:
-        if len(self._models) >= self._settings.max_loaded_models:
+    def _others(self, model: LoadedModel) -> list[LoadedModel]:
+        return [m for m in self._models.values() if m is not model]
+
+    def _has_room(self, others: list[LoadedModel], num_bytes: int) -> bool:
+        if len(others) >= self._settings.max_loaded_models:
             return False
-        import psutil
+        return num_bytes <= self._free_beside(others)
 
-        return target.size <= MEMORY_SHARE * psutil.virtual_memory().available
+    def _free_alone(self) -> int:
+        """Bytes that a model could have if no other was loaded."""
+        held = sum(self._gauges.private(m.runner.pid) for m in self._models.values())
+        return self._gauges.available() + held
 
-    def _close(self, model: LoadedModel) -> None:
-        model.is_leaving = True
+    def _free_beside(self, others: list[LoadedModel]) -> int:
+        """Bytes that a model can have beside others, which may still grow as far as planned."""
+        growth = (max(0, m.memory_bytes - self._gauges.private(m.runner.pid)) for m in others)
+        return max(0, self._gauges.available() - sum(growth))
+
+    def _close(self, model: LoadedModel, reason: str | None = None) -> None:
+        model.leave()
         log.info("unloading %s", model.target.name)
-        model.runner.retire()
+        model.runner.retire(reason)
         self._spawn(model.runner.close())
 
     async def _forget_when_closed(self, model: LoadedModel) -> None:
@@ -294,11 +322,12 @@ class Daemon:
         self._forget(model)
 
     def _forget(self, model: LoadedModel) -> None:
-        if model.timer is not None:
-            model.timer.cancel()
-            model.timer = None
+        model.stop_timer()
+        model.decided.set()
         if self._models.get(model.target.path) is model:
             del self._models[model.target.path]
+            preemptions = model.runner.pulse.num_preemptions
+            self.metrics.of(model.target.name).num_preemptions += preemptions
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
@@ -309,6 +338,21 @@ class Daemon:
 async def _close_started(starting: asyncio.Task[RunnerProcess]) -> None:
     with suppress(OSError):
         await (await starting).close()
+
+
+def _eviction_order(model: LoadedModel) -> tuple[bool, bool, float]:
+    """Idle before busy, pinned ones last among them, the least recently used first."""
+    return model.num_users > 0, model.is_pinned, model.used_at
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of the waits is over, and cancel the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def runner_starter(settings: Settings) -> StartRunner:

@@ -49,7 +49,11 @@ class CloudModel(LocalLLMError):
 
 
 class Busy(LocalLLMError):
-    """The queue is full; try again later."""
+    """The queue is full; try again later, in about `retry_seconds`."""
+
+    def __init__(self, message: str, retry_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
 
 
 class OutOfBlocks(LocalLLMError):

@@ -4,8 +4,12 @@ A message is a frozen dataclass. On the wire it is a header (body length, kind) 
 the fields that differ from their defaults. Both ends use `encode` and `decode` of this file, so
 they cannot disagree; end of file on either side means that the other one died.
 
-    daemon -> runner   Load, then any number of Generate and Cancel
-    runner -> daemon   Loading..., Ready or Failed, then Deltas and, while work is running, Pulse
+    daemon -> runner   Load, Proceed, then any number of Generate, Embed and Cancel
+    runner -> daemon   Estimate, Loading..., Ready or Failed, then Deltas and, while work is running,
+                       Pulse
+
+The runner reads the file's header, says what the model is going to need, and waits for `Proceed`
+while the daemon makes room.
 
 One `Deltas` carries what a step produced for all requests: never one message per token and request.
 
@@ -17,7 +21,7 @@ import socket
 import struct
 import threading
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from localllm import errors
 from localllm.errors import LocalLLMError
@@ -28,12 +32,30 @@ MAX_BODY_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Open the model file; the runner was started for this and nothing else."""
+    """Open the model file; the runner was started for this and nothing else.
+
+    `free_bytes` is the memory that the model could have if it were the only one.
+    """
 
     path: str
     digest: str = ""
     context_length: int | None = None
     threads: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the model is going to hold: weights, KV and scratch."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """There is as much room as there will be: `free_bytes`."""
+
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +66,7 @@ class Generate:
     tokens of `context`. `options` has Ollama's names and checked types. `logprobs` counts
     alternatives; 0 means the chosen token only, None means off. `template` replaces the model's
     unless that can do more, or `is_final_template`. `think`, `suffix` and `format` are those of
-    `prompts.TextRequest`.
+    `prompts.TextRequest`. `log_id` is what log lines call the request.
     """
 
     request_id: int
@@ -70,6 +92,20 @@ class Generate:
     exact: bool = False
     cache_prompt: bool = True
     salt: str = ""
+    log_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """One request for vectors; see `embedding.EmbedRequest`. Its only delta has them all."""
+
+    request_id: int
+    texts: list[str]
+    truncate: bool = True
+    num_ctx: int | None = None
+    dimensions: int = 0
+    normalise: bool = True
+    log_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +142,19 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The number of steps and other units of work done so far; stuck is when it does not move."""
+    """How the work goes; sent regularly while there is any, and once when there is no more.
+
+    counter          steps and other units of work done so far; stuck is when it does not move
+    num_running      requests in the engine's steps; num_preemptions: since the model was loaded
+    kv_usage         share of the KV blocks in use, 0 to 1
+    waiting          ids of the requests in the engine's queue, the next one first
+    """
 
     counter: int
+    num_running: int = 0
+    kv_usage: float = 0.0
+    num_preemptions: int = 0
+    waiting: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +172,8 @@ class Statistics:
     decode_seconds: float = 0.0
     num_preemptions: int = 0
     prefix_miss: str = ""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +183,9 @@ class Delta:
     Entries of `logprobs` and `tool_calls` have Ollama's shape, but for a call's index. `tokens`
     (prompt and answer) comes with the last delta if it was wanted, `rendered` with the only one of
     `render_only`. `dropped_messages` counts the old messages that did not fit into the context.
+    `num_tokens` are the new ones that it stands for. `queue_position` counts from 1 while the
+    request waits. `vectors` are base64 of little-endian float32, one a text, of which
+    `dropped_tokens` did not fit into the context.
     """
 
     request_id: int
@@ -142,6 +193,8 @@ class Delta:
     thinking: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    num_tokens: int = 0
+    queue_position: int = 0
     prompt_done: int = 0
     prompt_total: int = 0
     done_reason: str | None = None
@@ -149,6 +202,8 @@ class Delta:
     tokens: list[int] | None = None
     dropped_messages: int = 0
     rendered: str | None = None
+    vectors: list[str] | None = None
+    dropped_tokens: list[int] = field(default_factory=list)
     error: str | None = None
     error_kind: str = "LocalLLMError"
 
@@ -160,8 +215,9 @@ class Deltas:
     deltas: list[Delta]
 
 
-Message = Load | Generate | Cancel | Loading | Ready | Failed | Pulse | Deltas
-_KINDS: tuple[type, ...] = (Load, Generate, Cancel, Loading, Ready, Failed, Pulse, Deltas)
+Ask = Generate | Embed
+Message = Load | Estimate | Proceed | Ask | Cancel | Loading | Ready | Failed | Pulse | Deltas
+_KINDS: tuple[type, ...] = get_args(Message)
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
 

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
 from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
 from localllm.config import WEIGHT_MODES, Settings
 from localllm.engine.engine import Engine
 from localllm.errors import BadRequest, BadSettings, LocalLLMError, OutOfMemory
 from localllm.gguf import GgufFile
+from localllm.memory import available_memory
 from localllm.models import read_spec
 from localllm.models.spec import KVGroup, ModelSpec
 
 Progress = Callable[[str, int, int], None]
+MakeRoom = Callable[[int], int]
 
 BACKENDS = ("cpu", "reference")
 KV_BYTES = 2  # float16
@@ -28,6 +28,12 @@ MAX_ROWS = 64
 POOL_POSITIONS = 32 * 1024
 # Shares of the memory that is free beside the weights.
 POOL_SHARE, ASKED_SHARE = 0.25, 0.8
+# What must stay free beside weights that are copied: other programs, and files that are being read.
+SPARE_BYTES = 2 << 30
+# A runner without a model: the interpreter, the libraries, machine code.
+PROCESS_BYTES = 160 << 20
+# Values of each token of a step that are alive at once, as multiples of the model's widths.
+ACTIVATIONS = 5
 SMALLEST_CONTEXT = 4
 
 
@@ -40,6 +46,8 @@ class EngineOptions:
     max_rows  most tokens of a step whose logits are wanted
     room      positions of the longest sequence, where that says nothing about the context that the
               model is run for (which chooses between longrope's factors)
+    free_bytes  memory that the model could have at most; None: all that is free
+    make_room   called with what it is going to hold; gives the memory that it may take then
     """
 
     backend: str = "cpu"
@@ -47,6 +55,8 @@ class EngineOptions:
     chunk: int | None = None
     max_rows: int = MAX_ROWS
     room: int | None = None
+    free_bytes: int | None = None
+    make_room: MakeRoom | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,20 @@ class KVPlan:
     num_ctx: int
     num_blocks: tuple[int, ...]
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a model is going to hold, in bytes; `weights` says how: "mapped" or "resident"."""
+
+    weights: str
+    weight_bytes: int
+    scratch_bytes: int
+    kv: KVPlan
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight_bytes + self.scratch_bytes + self.kv.num_bytes
 
 
 def block_bytes(group: KVGroup) -> int:
@@ -89,8 +113,9 @@ def plan_kv(
         num_ctx = positions = num_ctx // 2
     if cost(positions) > ASKED_SHARE * free:
         raise OutOfMemory(
-            f"a context of {num_ctx} needs {cost(positions) / 1e9:.1f} GB and {free / 1e9:.1f} GB "
-            "are free; ask for a smaller num_ctx"
+            f"the model requires more system memory than is available: a context of {num_ctx} "
+            f"needs {cost(positions) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free beside the "
+            "weights; ask for a smaller num_ctx, or take a smaller model"
         )
     return KVPlan(num_ctx, sizes(positions), cost(positions))
 
@@ -114,40 +139,81 @@ def open_engine(
         modes = ", ".join(WEIGHT_MODES)
         raise BadRequest(f"weights (LOCALLLM_WEIGHTS): {settings.weights!r} is none of {modes}")
     spec = read_spec(file, settings.context_length)
-    weight_bytes = sum(t.nbytes for t in file.tensors.values())
-    plan = plan_kv(
-        spec.kv_groups,
-        spec.context_length,
-        options.room or settings.context_length,
-        free_memory(weight_bytes, settings.weights),
-        settings.num_parallel,
-    )
+    free = available_memory() if options.free_bytes is None else options.free_bytes
+    plan = plan_memory(file, spec, settings, options, free)
+    if options.make_room is not None:
+        free = options.make_room(plan.num_bytes)
+        plan = plan_memory(file, spec, settings, options, free)
     sizes = BackendOptions(
-        num_blocks=plan.num_blocks,
-        table_width=-(-plan.num_ctx // BLOCK_SIZE) + 1,
+        num_blocks=plan.kv.num_blocks,
+        table_width=-(-plan.kv.num_ctx // BLOCK_SIZE) + 1,
         max_tokens=MAX_TOKENS,
-        max_rows=max(options.max_rows, settings.num_parallel),
+        max_rows=num_rows(settings, options),
         max_segments=max(MAX_ROWS, settings.num_parallel),
         threads=settings.threads,
-        weights=settings.weights,
+        weights=plan.weights,
         progress=progress,
     )
     return Engine(
         open_backend(options.backend, file, spec, sizes, settings),
         eog_ids=eog_ids,
         identity=identity_of(file, options.digest, options.backend),
-        num_ctx=plan.num_ctx,
+        num_ctx=plan.kv.num_ctx,
         max_running=settings.num_parallel,
         max_waiting=settings.max_queue,
         chunk=options.chunk,
     )
 
 
-def free_memory(weight_bytes: int, weights: str) -> int:
-    """Bytes left for KV once the weights are where they will be."""
-    available: int = psutil.virtual_memory().available
-    # Mapped weights can be dropped and read again, but a model that does so all the time is slow.
-    return max(available - weight_bytes, available // 8) if weights != "mapped" else available
+def plan_memory(
+    file: GgufFile, spec: ModelSpec, settings: Settings, options: EngineOptions, free: int
+) -> MemoryPlan:
+    """How a model is going to use `free` bytes.
+
+    Weights are copied where that leaves room, else they stay in the file's map, from which pages
+    can be dropped and read again. Raises OutOfMemory if the model cannot run in so little.
+    """
+    weights, held = settings.weights, weight_bytes(file)
+    scratch = scratch_bytes(spec, num_rows(settings, options))
+    if weights == "auto":
+        weights = "resident" if held + scratch + SPARE_BYTES < free else "mapped"
+    beside = free - scratch - held
+    if weights == "mapped":
+        # A model whose weights are read again all the time is slow, but it runs.
+        beside = max(beside, free // 8)
+    elif beside < 0:
+        raise OutOfMemory(
+            f"the model requires more system memory ({(held + scratch) / 1e9:.1f} GB) than is "
+            f"available ({free / 1e9:.1f} GB); unset LOCALLLM_WEIGHTS, or take a smaller "
+            "quantisation"
+        )
+    kv = plan_kv(
+        spec.kv_groups,
+        spec.context_length,
+        options.room or settings.context_length,
+        beside,
+        settings.num_parallel,
+    )
+    return MemoryPlan(weights, held, scratch, kv)
+
+
+def num_rows(settings: Settings, options: EngineOptions) -> int:
+    """Most tokens of a step whose logits are wanted."""
+    return max(options.max_rows, settings.num_parallel)
+
+
+def weight_bytes(file: GgufFile) -> int:
+    return sum(tensor.nbytes for tensor in file.tensors.values())
+
+
+def scratch_bytes(spec: ModelSpec, max_rows: int) -> int:
+    """What a runner holds beside weights and KV: activations, logits, itself."""
+    width = max(
+        spec.embedding_length + layer.attention.q_width + layer.ffn.up.weight.rows
+        for layer in spec.layers
+    )
+    floats = MAX_TOKENS * ACTIVATIONS * width + max_rows * spec.vocab_size
+    return PROCESS_BYTES + 4 * floats
 
 
 def identity_of(file: GgufFile, digest: str, backend: str) -> bytes:

@@ -19,25 +19,27 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from localllm.errors import Cancelled, LocalLLMError
 from localllm.messages import (
+    Ask,
     Cancel,
     Channel,
     Delta,
     Deltas,
+    Estimate,
     Failed,
-    Generate,
     Load,
     Loading,
     Message,
+    Proceed,
     Pulse,
     Ready,
     kind_of,
 )
 
-PULSE_SECONDS = 2.0
+PULSE_SECONDS = 1.0
 # Text reaches a reader sixty times a second; more messages only take time from the kernels.
 SEND_SECONDS = 1 / 60
 REPORT_SECONDS = 1 / 20
@@ -45,6 +47,7 @@ NUM_TEXT_THREADS = 2
 
 Sink = Callable[[list[Delta]], None]
 Progress = Callable[[str, int, int], None]
+MakeRoom = Callable[[int], int]
 
 
 class Model(Protocol):
@@ -53,7 +56,7 @@ class Model(Protocol):
     context_length: int
     memory_bytes: int
 
-    def start(self, request: Generate, sink: Sink) -> None:
+    def start(self, request: Ask, sink: Sink) -> None:
         """Prepare and submit a request; `sink` is called once a step for all that share it.
 
         Raises LocalLLMError if the request cannot run.
@@ -62,14 +65,14 @@ class Model(Protocol):
     def cancel(self, request_id: int) -> None:
         """End a submitted request; unknown ids are ignored."""
 
-    def work_done(self) -> int:
-        """A number that moves as long as work does."""
+    def pulse(self) -> Pulse:
+        """How the work goes, asked from a thread of its own."""
 
     def close(self) -> None:
         """Stop all threads."""
 
 
-OpenModel = Callable[[Load, Progress], Model]
+OpenModel = Callable[[Load, Progress, MakeRoom], Model]
 
 
 class Outbox:
@@ -121,6 +124,7 @@ def _joined(first: Delta, second: Delta) -> Delta:
         thinking=first.thinking + second.thinking,
         tool_calls=first.tool_calls + second.tool_calls,
         logprobs=first.logprobs + second.logprobs,
+        num_tokens=first.num_tokens + second.num_tokens,
         prompt_done=max(first.prompt_done, second.prompt_done),
         prompt_total=max(first.prompt_total, second.prompt_total),
         done_reason=second.done_reason,
@@ -128,6 +132,8 @@ def _joined(first: Delta, second: Delta) -> Delta:
         tokens=second.tokens,
         dropped_messages=first.dropped_messages + second.dropped_messages,
         rendered=second.rendered,
+        vectors=second.vectors,
+        dropped_tokens=second.dropped_tokens,
         error=second.error,
         error_kind=second.error_kind,
     )
@@ -153,7 +159,7 @@ class Runner:
         if not isinstance(load, Load):
             return
         try:
-            model = self._open_model(load, self._report)
+            model = self._open_model(load, self._report, self._make_room)
         except LocalLLMError as error:
             self._send(Failed(str(error), kind_of(error)))
             return
@@ -163,18 +169,18 @@ class Runner:
         self._send(Ready(model.context_length, model.memory_bytes))
         threading.Thread(target=self._beat, args=(model,), name="pulse", daemon=True).start()
         while (message := self._channel.receive()) is not None:
-            if isinstance(message, Generate):
+            if isinstance(message, Ask):
                 self._begin(model, message)
             elif isinstance(message, Cancel):
                 self._cancel(model, message.request_id)
 
-    def _begin(self, model: Model, request: Generate) -> None:
+    def _begin(self, model: Model, request: Ask) -> None:
         with self._lock:
             self._running.add(request.request_id)
             self._busy.set()
         self._workers.submit(self._start, model, request)
 
-    def _start(self, model: Model, request: Generate) -> None:
+    def _start(self, model: Model, request: Ask) -> None:
         number = request.request_id
         try:
             if number not in self._cancelled:
@@ -209,6 +215,14 @@ class Runner:
         if live:
             self._outbox.add(live)
 
+    def _make_room(self, num_bytes: int) -> int:
+        """Have the daemon make room for the model, and tell how much there is."""
+        self._send(Estimate(num_bytes))
+        answer = self._channel.receive()
+        if not isinstance(answer, Proceed):
+            _leave()
+        return answer.free_bytes
+
     def _report(self, stage: str, done: int, total: int) -> None:
         """Tell how far the load is, not too often."""
         now = time.monotonic()
@@ -217,10 +231,12 @@ class Runner:
             self._send(Loading(stage, done, total))
 
     def _beat(self, model: Model) -> None:
-        """Tell the daemon, while work is running, that it moves."""
+        """Tell the daemon, while work is running, how it goes, and at its end that it is over."""
         while self._busy.wait():
-            self._send(Pulse(model.work_done()))
+            self._send(model.pulse())
             time.sleep(PULSE_SECONDS)
+            if not self._busy.is_set():
+                self._send(model.pulse())
 
     def _send(self, message: Message) -> None:
         try:
@@ -229,7 +245,7 @@ class Runner:
             _leave()
 
 
-def _leave() -> None:
+def _leave() -> NoReturn:
     """End the process at once: nobody is left to talk to, and the team's threads never return."""
     sys.stderr.flush()
     os._exit(0)

@@ -13,10 +13,10 @@ from localllm.answers import TextDelta, TokenLogprob
 from localllm.config import load_settings
 from localllm.engine.sequence import Stats
 from localllm.errors import BadRequest
-from localllm.messages import Delta, Generate, Load, Statistics
+from localllm.messages import Delta, Generate, Load, Pulse, Statistics
 from localllm.opening import configure_kernels
 from localllm.prompts import Prompt, TextRequest
-from localllm.runner import Progress, Sink
+from localllm.runner import MakeRoom, Progress, Sink
 from localllm.runtime import LoadedModel
 from localllm.sampling import SamplingParams
 from localllm.text.calls import ToolCall
@@ -64,10 +64,17 @@ class RunnerModel:
     def cancel(self, request_id: int) -> None:
         self._model.cancel(str(request_id))
 
-    def work_done(self) -> int:
-        """Steps, and within a step, which may take long on a large model, the running record."""
-        runs, record = self._model.engine.backend.position
-        return (self._model.work_done() << 48) + (runs << 20) + record + 1
+    def pulse(self) -> Pulse:
+        engine = self._model.engine
+        load = engine.load()
+        waiting = sorted(engine.scheduler.waiting, key=lambda s: (s.request.priority, s.arrival))
+        return Pulse(
+            self._model.work_done(),
+            load.num_running,
+            load.kv_usage,
+            load.num_preemptions,
+            [int(sequence.request.request_id) for sequence in waiting],
+        )
 
     def close(self) -> None:
         self._model.close()
@@ -91,6 +98,7 @@ class RunnerModel:
             delta.text,
             delta.thinking,
             [_call(call) for call in delta.tool_calls],
+            num_tokens=len(delta.tokens),
             logprobs=[_entry(logprob, request.logprobs or 0) for logprob in delta.logprobs],
             prompt_done=delta.prompt_done or 0,
             prompt_total=delta.prompt_total if delta.prompt_done is not None else 0,
@@ -160,7 +168,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _statistics(stats: Stats) -> Statistics:
     values = asdict(stats)
-    return Statistics(**{name: values[name] for name in STATISTICS})
+    return Statistics(**{name: values[name] for name in STATISTICS & values.keys()})
 
 
 def _entry(logprob: TokenLogprob, num_alternatives: int) -> dict[str, Any]:
@@ -183,7 +191,7 @@ def prepare() -> None:
     import localllm.backends.cpu.backend  # noqa: F401
 
 
-def open_model(load: Load, progress: Progress) -> RunnerModel:
+def open_model(load: Load, progress: Progress, make_room: MakeRoom) -> RunnerModel:
     """Open a model file as the daemon asks for it."""
     settings = load_settings()
     settings = replace(
@@ -191,7 +199,14 @@ def open_model(load: Load, progress: Progress) -> RunnerModel:
         context_length=load.context_length or settings.context_length,
         threads=load.threads or settings.threads,
     )
-    model = LoadedModel.open(load.path, settings, digest=load.digest, progress=progress)
+    model = LoadedModel.open(
+        load.path,
+        settings,
+        digest=load.digest,
+        progress=progress,
+        free_bytes=load.free_bytes,
+        make_room=make_room,
+    )
     # What was loaded stays; the collector need not walk it again.
     gc.freeze()
     return RunnerModel(model)

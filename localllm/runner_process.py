@@ -4,7 +4,8 @@ Invariants:
   1. every request ends exactly once: with a last delta, with RunnerDied, or by `close` of its
   iterator,
      which cancels it in the runner;
-  2. a runner whose progress counter rests for `stall_seconds` while requests are running is killed;
+  2. a runner whose progress counter rests for `stall_seconds` while requests are running is killed,
+     time in which this process did not run itself not counted;
   3. after `closed` is set the process is gone and everything it held is free.
 
 Not here: which runners exist and for how long (daemon.py).
@@ -15,22 +16,26 @@ import logging
 import signal
 import subprocess
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from localllm.errors import RunnerDied
 from localllm.launch import COMMAND, Launched, launch
+from localllm.memory import num_oom_kills
 from localllm.messages import (
     HEADER,
     MAX_BODY_BYTES,
+    Ask,
     Cancel,
     Delta,
     Deltas,
+    Estimate,
     Failed,
-    Generate,
     Load,
     Loading,
     Message,
+    Proceed,
     Pulse,
     Ready,
     decode,
@@ -40,6 +45,8 @@ from localllm.messages import (
 
 STALL_SECONDS = 30.0
 LOAD_STALL_SECONDS = 300.0
+# Between two looks at a runner that works, and what a look may be late.
+WATCH_SECONDS = 2.0
 EXIT_SECONDS = 3.0
 # Numba prints this when a kernel raised, and goes on with wrong numbers.
 FATAL_OUTPUT = "Exception ignored"
@@ -49,6 +56,9 @@ LIKELY_CAUSES: dict[int, str] = {
 }
 
 log = logging.getLogger("localllm.runner")
+
+MakeRoom = Callable[[int], Awaitable[int]]
+T = TypeVar("T")
 
 
 class RunnerProcess:
@@ -64,16 +74,19 @@ class RunnerProcess:
         self.closed = asyncio.Event()
         self.ready: Ready | None = None
         self.loading: Loading | None = None
+        self.pulse = Pulse(-1)
         self.last_output: deque[str] = deque(maxlen=20)
         self._process = process
         self._reader = reader
         self._writer = writer
         self._stall_seconds = stall_seconds
         self._requests: dict[int, asyncio.Queue[Delta]] = {}
+        self._want_position: set[int] = set()
         self._next_id = 0
+        self._estimated: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._moved_at = 0.0
-        self._counter = -1
+        self._num_oom_kills = num_oom_kills()
         self._reason: str | None = None
         self._on_loading: Callable[[Loading], None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -107,27 +120,45 @@ class RunnerProcess:
         """Requests that have not ended."""
         return len(self._requests)
 
-    async def load(self, load: Load, progress: Callable[[Loading], None] | None = None) -> Ready:
-        """Have it load a model; if that fails, the process is gone and the cause raised."""
+    async def load(
+        self,
+        load: Load,
+        progress: Callable[[Loading], None] | None = None,
+        make_room: MakeRoom | None = None,
+    ) -> Ready:
+        """Have it load a model; if that fails, the process is gone and the cause raised.
+
+        make_room  is called with what the model is going to hold, and gives what it may take
+        """
         self._send(load)
         self._on_loading = progress
-        self._moved_at = asyncio.get_running_loop().time()
         try:
-            while True:
-                idle = asyncio.get_running_loop().time() - self._moved_at
-                done, _ = await asyncio.wait({self._loaded}, timeout=LOAD_STALL_SECONDS - idle)
-                if done:
-                    self.ready = self._loaded.result()
-                    return self.ready
-                if asyncio.get_running_loop().time() - self._moved_at >= LOAD_STALL_SECONDS:
-                    raise RunnerDied(f"{load.path}: loading made no progress for 5 minutes")
+            num_bytes = await self._while_moving(self._estimated, load.path)
+            free_bytes = num_bytes if make_room is None else await make_room(num_bytes)
+            self._send(Proceed(free_bytes))
+            self.ready = await self._while_moving(self._loaded, load.path)
         except BaseException:
             await self.close()
             raise
+        return self.ready
 
-    async def generate(self, request: Generate) -> AsyncIterator[Delta]:
+    async def _while_moving(self, future: asyncio.Future[T], path: str) -> T:
+        """The future's result, which must come while the load makes progress."""
+        loop = asyncio.get_running_loop()
+        self._moved_at = loop.time()
+        while not future.done():
+            left = self._moved_at + LOAD_STALL_SECONDS - loop.time()
+            if left <= 0:
+                raise RunnerDied(f"{path}: loading made no progress for 5 minutes")
+            await asyncio.wait({future}, timeout=left)
+        return future.result()
+
+    async def generate(
+        self, request: Ask, *, wants_position: bool = False
+    ) -> AsyncIterator[Delta]:
         """Run a request and give its deltas; closing the iterator early cancels it.
 
+        wants_position  also tell its place in the queue, now and then
         Raises the error that ended it.
         """
         if self.is_dead:
@@ -138,6 +169,8 @@ class RunnerProcess:
         if not self._requests:
             self._moved_at = asyncio.get_running_loop().time()
         self._requests[number] = queue
+        if wants_position:
+            self._want_position.add(number)
         self._watch()
         try:
             self._send(replace(request, request_id=number))
@@ -149,6 +182,7 @@ class RunnerProcess:
                 if delta.done_reason is not None or delta.rendered is not None:
                     return
         finally:
+            self._want_position.discard(number)
             if self._requests.pop(number, None) is not None:
                 self._send(Cancel(number))
 
@@ -158,10 +192,10 @@ class RunnerProcess:
         is_gone = self.closed.is_set() or self._process.poll() is not None
         return is_gone or self._reason is not None
 
-    def retire(self) -> None:
+    def retire(self, reason: str | None = None) -> None:
         """Take no more requests, and let the process end."""
         if self._reason is None:
-            self._reason = "the model was unloaded"
+            self._reason = reason or "the model was unloaded"
         self._writer.close()
 
     async def close(self) -> None:
@@ -206,18 +240,36 @@ class RunnerProcess:
                 if delta.done_reason or delta.error or delta.rendered is not None:
                     del self._requests[delta.request_id]
         elif isinstance(message, Pulse):
-            if message.counter != self._counter:
-                self._counter = message.counter
+            if message.counter != self.pulse.counter:
                 self._moved_at = asyncio.get_running_loop().time()
+            self.pulse = message
+            self._tell_positions()
         elif isinstance(message, Loading):
             self.loading = message
             self._moved_at = asyncio.get_running_loop().time()
             if self._on_loading is not None:
                 self._on_loading(message)
+        elif isinstance(message, Estimate) and not self._estimated.done():
+            self._estimated.set_result(message.num_bytes)
         elif isinstance(message, Ready) and not self._loaded.done():
             self._loaded.set_result(message)
-        elif isinstance(message, Failed) and not self._loaded.done():
-            self._loaded.set_exception(error_of(message.kind, message.error))
+        elif isinstance(message, Failed):
+            self._fail_load(error_of(message.kind, message.error))
+
+    def _fail_load(self, error: Exception) -> None:
+        for future in (self._estimated, self._loaded):
+            if not future.done():
+                future.set_exception(error)
+                # Whether anybody waits for it or not.
+                future.exception()
+
+    def _tell_positions(self) -> None:
+        if not self._want_position:
+            return
+        for position, number in enumerate(self.pulse.waiting, 1):
+            queue = self._requests.get(number)
+            if queue is not None and number in self._want_position:
+                queue.put_nowait(Delta(number, queue_position=position))
 
     def _watch(self) -> None:
         if self._watching is None or self._watching.done():
@@ -232,7 +284,11 @@ class RunnerProcess:
                 log.error("runner %d made no progress for %g s", self.pid, self._stall_seconds)
                 self.kill(f"the model runner was stuck for {self._stall_seconds:g} s and was ended")
                 return
-            await asyncio.sleep(max(left, 0.05))
+            pause = min(max(left, 0.05), WATCH_SECONDS)
+            before = loop.time()
+            await asyncio.sleep(pause)
+            # While this process was stopped or busy it could not hear of any progress.
+            self._moved_at += max(0.0, loop.time() - before - pause - WATCH_SECONDS)
 
     async def _gone(self) -> None:
         """Give every request its error after the process has died, or has stopped talking."""
@@ -241,9 +297,7 @@ class RunnerProcess:
         if self._reason is None:
             self._reason = self._cause(code)
             log.error("runner %d: %s", self.pid, self._reason)
-        if not self._loaded.done():
-            self._loaded.set_exception(RunnerDied(self._reason))
-            self._loaded.exception()
+        self._fail_load(RunnerDied(self._reason))
         self._end_requests()
 
     def _cause(self, code: int) -> str:
@@ -251,9 +305,14 @@ class RunnerProcess:
         cause = f"exit code {code}"
         if code < 0:
             cause = f"signal {signal.Signals(-code).name}"
-            cause += LIKELY_CAUSES.get(-code, "")
+            cause += self._likely_cause(-code)
         tail = f": {self.last_output[-1]}" if self.last_output and code > 0 else ""
         return f"the model runner has unexpectedly stopped ({cause}{tail}); try again"
+
+    def _likely_cause(self, number: int) -> str:
+        if number == signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
+            return ": the system had run out of memory"
+        return LIKELY_CAUSES.get(number, "")
 
     def _end_requests(self) -> None:
         requests, self._requests = self._requests, {}

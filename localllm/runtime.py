@@ -14,7 +14,15 @@ from localllm.config import Settings
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Request
 from localllm.gguf import GgufFile
-from localllm.opening import SMALLEST_CONTEXT, EngineOptions, Progress, open_engine
+from localllm.opening import (
+    SMALLEST_CONTEXT,
+    EngineOptions,
+    MakeRoom,
+    Progress,
+    open_engine,
+    scratch_bytes,
+    weight_bytes,
+)
 from localllm.prompts import Prompt, PromptBuilder, TextRequest, bounded
 from localllm.text.grammar import Constraint, Grammars, format_schema
 from localllm.text.template import ChatTemplate
@@ -51,13 +59,16 @@ class LoadedModel:
         backend: str = "cpu",
         digest: str = "",
         progress: Progress | None = None,
+        free_bytes: int | None = None,
+        make_room: MakeRoom | None = None,
     ) -> Self:
         """Open a model file; kernels are compiled and weights settled when this returns.
 
-        digest    of the file, where it is known; it goes into the prefix cache's hashes
-        progress  called with (what, done, total)
+        digest     of the file, where it is known; it goes into the prefix cache's hashes
+        progress   called with (what, done, total)
+        free_bytes, make_room  see `opening.EngineOptions`
         """
-        options = EngineOptions(backend, digest)
+        options = EngineOptions(backend, digest, free_bytes=free_bytes, make_room=make_room)
         file = GgufFile.open(path)
         tokenizer = load_tokenizer(file.metadata)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
@@ -73,10 +84,10 @@ class LoadedModel:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and the KV pool as far as it may grow."""
+        """Weights, scratch, and the KV pool as far as it may grow."""
         backend = self.engine.backend
         pool = sum(n * size for n, size in zip(backend.num_blocks, backend.kv_bytes_per_block))
-        return sum(t.nbytes for t in self.file.tensors.values()) + pool
+        return weight_bytes(self.file) + scratch_bytes(self.spec, backend.max_rows) + pool
 
     def start(self, request: TextRequest, sink: TextSink) -> None:
         """Build the prompt and submit. Raises BadRequest, Busy or Cancelled."""

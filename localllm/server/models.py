@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.catalog import Resolved, details_of
-from localllm.daemon import LoadedModel
 from localllm.errors import BadRequest, LocalLLMError, ModelNotFound
+from localllm.loaded import LoadedModel
 from localllm.modelfile import parameter_lines, write_modelfile
 from localllm.names import ModelName
 from localllm.options import check_options

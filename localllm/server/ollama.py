@@ -5,6 +5,7 @@ Not here: models as such (models.py), connections (respond.py).
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.catalog import Resolved
+from localllm.cost import Account
 from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest, ModelNotFound
 from localllm.messages import Delta, Generate, Loading, Statistics
@@ -30,7 +32,7 @@ THINK_LEVELS = ("high", "medium", "low", "max")
 _SHARED: Mapping[str, Kind] = {
     **{"model": STRING, "stream": BOOL, "format": ANY, "keep_alive": ANY, "options": OBJECT},
     **{"think": ANY, "truncate": BOOL, "shift": BOOL, "logprobs": BOOL, "top_logprobs": INT},
-    **{"_debug_render_only": BOOL, "exact": BOOL, "cache_prompt": BOOL},
+    **{"_debug_render_only": BOOL, "exact": BOOL, "cache_prompt": BOOL, "cost_report": BOOL},
 }
 GENERATE = Shape(
     "GenerateRequest",
@@ -63,6 +65,7 @@ class Asked:
     stream: bool
     arrived: float
     is_raw: bool = False
+    wants_cost: bool = False
 
 
 async def generate(request: Request) -> Response:
@@ -81,7 +84,14 @@ async def generate(request: Request) -> Response:
     await _check_generate(request, fields, resolved, model)
     ask = _request(fields, resolved, _generate_input(fields, resolved)) if prompt else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
-    asked = Asked(model, job, fields.get("stream", True), arrived, fields.get("raw", False))
+    asked = Asked(
+        model,
+        job,
+        fields.get("stream", True),
+        arrived,
+        is_raw=fields.get("raw", False),
+        wants_cost=fields.get("cost_report", False),
+    )
     return _answer(request, asked, _text_piece)
 
 
@@ -104,7 +114,14 @@ async def chat(request: Request) -> Response:
     given = {"messages": _with_recipe(resolved, messages), "tools": fields.get("tools") or None}
     ask = _request(fields, resolved, given) if messages else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
-    return _answer(request, Asked(model, job, fields.get("stream", True), arrived), _message_piece)
+    asked = Asked(
+        model,
+        job,
+        fields.get("stream", True),
+        arrived,
+        wants_cost=fields.get("cost_report", False),
+    )
+    return _answer(request, asked, _message_piece)
 
 
 def _resolve(request: Request, model: str) -> Resolved:
@@ -272,33 +289,39 @@ def _answer(request: Request, asked: Asked, piece: Piece) -> Response:
 
 async def _chunks(request: Request, asked: Asked, piece: Piece) -> AsyncIterator[Chunk]:
     """Ollama's chunks of a job."""
-    load_seconds = 0.0
+    account: Account | None = None
     dropped = 0
     num_calls = 0
-    async for event in run(state_of(request).daemon, asked.job):
-        if isinstance(event, Loading):
-            yield _progress(event.stage, event.done, event.total)
-        elif isinstance(event, Started):
-            load_seconds = event.load_seconds
-            if asked.job.request is None:
-                yield _end(asked.model, piece, "load")
-        elif event.rendered is not None:
-            info = {"rendered_template": event.rendered}
-            head = {"model": asked.model, "created_at": now_text()}
-            yield {**head, **piece(NOTHING), "done": False, "_debug_info": info}
-        else:
-            dropped += event.dropped_messages
-            for call in event.tool_calls:
-                call["function"] = {"index": num_calls, **call["function"]}
-                num_calls += 1
-            for chunk in _delta_chunks(event, asked, piece):
-                yield chunk
-            if event.done_reason is not None:
-                yield _final(event, asked, piece, load_seconds, dropped)
+    async with aclosing(run(state_of(request).daemon, asked.job)) as events:  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, Loading):
+                yield _progress(event.stage, event.done, event.total)
+            elif isinstance(event, Started):
+                account = event.account
+                if asked.job.request is None:
+                    yield _end(asked.model, piece, "load")
+            elif event.rendered is not None:
+                info = {"rendered_template": event.rendered}
+                head = {"model": asked.model, "created_at": now_text()}
+                yield {**head, **piece(NOTHING), "done": False, "_debug_info": info}
+            else:
+                dropped += event.dropped_messages
+                for call in event.tool_calls:
+                    call["function"] = {"index": num_calls, **call["function"]}
+                    num_calls += 1
+                for chunk in _delta_chunks(event, asked, piece):
+                    yield chunk
+                if event.done_reason is not None:
+                    yield _final(event, asked, piece, account, dropped)
 
 
 def _progress(stage: str, done: int, total: int) -> Chunk:
     return {"progress": {"stage": stage, "done": done, "total": total}}
+
+
+def _waiting(position: int) -> Chunk:
+    stage = f"waiting, number {position} in the queue"
+    return {"progress": {"stage": stage, "done": 0, "total": 0, "queue_position": position}}
 
 
 def _delta_chunks(delta: Delta, asked: Asked, piece: Piece) -> Iterable[Chunk]:
@@ -308,14 +331,19 @@ def _delta_chunks(delta: Delta, asked: Asked, piece: Piece) -> Iterable[Chunk]:
         yield {**chunk, "logprobs": delta.logprobs} if delta.logprobs else chunk
     elif delta.prompt_total and asked.job.wants_progress:
         yield _progress("reading the prompt", delta.prompt_done, delta.prompt_total)
+    elif delta.queue_position:
+        yield _waiting(delta.queue_position)
 
 
-def _final(delta: Delta, asked: Asked, piece: Piece, load_seconds: float, dropped: int) -> Chunk:
+def _final(
+    delta: Delta, asked: Asked, piece: Piece, account: Account | None, dropped: int
+) -> Chunk:
     """The last object: why it ended and what it cost; zero values are left out."""
+    assert account is not None
     stats = delta.statistics or Statistics()
     values: Chunk = {
         "total_duration": _nanoseconds(time.perf_counter() - asked.arrived),
-        "load_duration": _nanoseconds(load_seconds),
+        "load_duration": _nanoseconds(account.load_seconds),
         "prompt_eval_count": stats.prompt_tokens,
         "prompt_eval_duration": _nanoseconds(stats.prompt_seconds),
         "eval_count": stats.generated_tokens,
@@ -323,6 +351,7 @@ def _final(delta: Delta, asked: Asked, piece: Piece, load_seconds: float, droppe
         "context": None if asked.is_raw else delta.tokens,
         "prompt_cached_count": stats.cached_tokens,
         "dropped_messages": dropped,
+        "cost": account.report() if asked.wants_cost else None,
     }
     reason = delta.done_reason or "stop"
     known = {name: value for name, value in values.items() if value}

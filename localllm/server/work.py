@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 
-from localllm.daemon import Daemon, Lease, Target
-from localllm.messages import Delta, Generate, Loading
+from localllm.cost import Account
+from localllm.daemon import Daemon
+from localllm.loaded import Lease, Target
+from localllm.messages import Ask, Delta, Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +20,15 @@ class Job:
 
     target: Target
     keep_alive: float | None
-    request: Generate | None
+    request: Ask | None
     wants_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The model is loaded and the request has begun."""
+    """The model is loaded and the request has begun; what it costs is in its account."""
 
-    load_seconds: float
+    account: Account
 
 
 Event = Loading | Started | Delta
@@ -47,10 +49,11 @@ async def run(daemon: Daemon, job: Job) -> AsyncIterator[Event]:
             lease = entering.result()
         else:
             lease = await stack.enter_async_context(daemon.lease(job.target, job.keep_alive))
-        yield Started(lease.load_seconds)
+        yield Started(lease.account)
         if job.request is None:
             return
-        async with aclosing(lease.generate(job.request)) as deltas:  # type: ignore[type-var]
+        running = lease.generate(job.request, wants_position=job.wants_progress)
+        async with aclosing(running) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 yield delta
 

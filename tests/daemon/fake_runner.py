@@ -5,21 +5,23 @@ real ones. Run as a script with the socket's number, like the real one.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from localllm.errors import BadFile, BadRequest
-from localllm.messages import Delta, Generate, Load, Statistics
-from localllm.runner import Progress, Sink, main
+from localllm.errors import BadFile, BadRequest, OutOfMemory
+from localllm.messages import Delta, Generate, Load, Pulse, Statistics
+from localllm.runner import MakeRoom, Progress, Sink, main
 
 
 class FakeModel:
     """Emits `0 1 2 ...`, a number a step for every running request."""
 
     context_length = 4096
-    memory_bytes = 1000
+    memory_bytes = 1
+    free_bytes = 0
 
     def __init__(self) -> None:
         self._steps = 0
@@ -46,8 +48,8 @@ class FakeModel:
         if found is not None:
             found[1]([Delta(request_id, done_reason="cancelled")])
 
-    def work_done(self) -> int:
-        return self._steps
+    def pulse(self) -> Pulse:
+        return Pulse(self._steps, num_running=len(self._running), kv_usage=0.5)
 
     def close(self) -> None:
         pass
@@ -102,33 +104,44 @@ class FakeModel:
             return Delta(number, done_reason=reason, statistics=stats, tokens=tokens)
         if word == "call":
             call = {"id": f"call_{count}", "function": {"name": "f", "arguments": {"n": count}}}
-            return Delta(number, thinking=f"{count}? ", tool_calls=[call])
+            return Delta(number, thinking=f"{count}? ", tool_calls=[call], num_tokens=1)
         if word == "ponder" and count < 2:
-            return Delta(number, thinking=f"{count}? ")
+            return Delta(number, thinking=f"{count}? ", num_tokens=1)
         text = self._text(request, word, count)
         entry = {"token": text, "logprob": -0.5, "bytes": list(text.encode())}
-        return Delta(number, text, logprobs=[] if request.logprobs is None else [entry])
+        logprobs = [] if request.logprobs is None else [entry]
+        return Delta(number, text, logprobs=logprobs, num_tokens=1)
 
-    @staticmethod
-    def _text(request: Generate, word: str, count: int) -> str:
+    def _text(self, request: Generate, word: str, count: int) -> str:
         if word == "echo":
             return repr(request.messages or request.prompt) if count == 0 else ""
         if word == "fields":
             fields = (request.format, request.think, request.tools, request.suffix)
             return repr((*fields, request.is_final_template)) if count == 0 else ""
+        if word == "free":
+            return f"{self.free_bytes} " if count == 0 else ""
         if word == "options":
             return repr((request.options, request.stop)) if count == 0 else ""
         return "\N{SLIGHTLY SMILING FACE}" if word == "smile" else f"{count} "
 
 
-def open_fake(load: Load, progress: Progress) -> FakeModel:
-    progress("copying weights", 1, 2)
+def open_fake(load: Load, progress: Progress, make_room: MakeRoom) -> FakeModel:
+    """A file name such as `a500.gguf` says how many bytes the model needs."""
     name = Path(load.path).name
     if name == "bad.gguf":
         raise BadFile(f"{load.path}: truncated")
+    size = re.fullmatch(r"[a-z](\d+)\.gguf", name)
+    needed = int(size[1]) if size else 1000
+    if load.free_bytes is not None and needed > load.free_bytes:
+        raise OutOfMemory(f"needs {needed}, {load.free_bytes} free")
+    free = make_room(needed)
+    progress("copying weights", 1, 2)
     if name == "dies.gguf":
         os.kill(os.getpid(), signal.SIGKILL)
-    return FakeModel()
+    model = FakeModel()
+    model.memory_bytes = needed
+    model.free_bytes = free
+    return model
 
 
 if __name__ == "__main__":
