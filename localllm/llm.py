@@ -9,6 +9,7 @@ a fork the child has no threads, so its copy of the model is closed.
 
 import itertools
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Self, overload
 
 from localllm.answers import TextDelta, TokenLogprob
 from localllm.config import Settings, load_settings
+from localllm.embedding import Embedded, EmbedRequest
 from localllm.engine.sequence import Stats
 from localllm.errors import BadRequest, LocalLLMError
 from localllm.names import ModelName
@@ -216,6 +218,30 @@ class LLM:
         for delta in self._open().stream(request):
             if delta.text:
                 yield delta.text
+
+    def embed(
+        self, texts: Sequence[str], *, dimensions: int = 0, truncate: bool = False
+    ) -> list[list[float]]:
+        """A vector of length one for each text, from the model's hidden states.
+
+        dimensions  only so many values from the first (and again of length one); 0: all
+        truncate    cut the end of a text that is longer than the context, instead of refusing
+        """
+        if isinstance(texts, str):
+            raise BadRequest("texts must be a list of strings, not one string")
+        model, name = self._open(), str(next(self._ids))
+        ended: queue.SimpleQueue[Embedded] = queue.SimpleQueue()
+        model.embeddings.start(
+            EmbedRequest(name, list(texts), truncate, dimensions=dimensions), ended.put
+        )
+        try:
+            embedded = ended.get()
+        finally:
+            model.cancel(name)
+        if embedded.error is not None:
+            raise embedded.error
+        vectors: list[list[float]] = embedded.vectors.tolist()
+        return vectors
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`, without BOS; `special` recognises control tokens in it."""

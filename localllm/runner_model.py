@@ -6,14 +6,16 @@ Not here: processes and sockets (runner.py), prompts and answers (runtime.py).
 import gc
 import secrets
 import string
+from base64 import b64encode
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from localllm.answers import TextDelta, TokenLogprob
 from localllm.config import load_settings
+from localllm.embedding import Embedded, EmbedRequest
 from localllm.engine.sequence import Stats
-from localllm.errors import BadRequest
-from localllm.messages import Delta, Generate, Load, Pulse, Statistics
+from localllm.errors import BadRequest, Cancelled
+from localllm.messages import Ask, Delta, Embed, Generate, Load, Pulse, Statistics, kind_of
 from localllm.opening import configure_kernels
 from localllm.prompts import Prompt, TextRequest
 from localllm.runner import MakeRoom, Progress, Sink
@@ -45,8 +47,11 @@ class RunnerModel:
         self.context_length = model.context_length
         self.memory_bytes = model.memory_bytes
 
-    def start(self, request: Generate, sink: Sink) -> None:
+    def start(self, request: Ask, sink: Sink) -> None:
         """Prepare and submit a request, or render it."""
+        if isinstance(request, Embed):
+            self._embed(request, sink)
+            return
         text_request = _text_request(request)
         if request.render_only:
             rendered = self._model.prompts.render(text_request)
@@ -61,6 +66,18 @@ class RunnerModel:
             del self._asked[text_request.request_id]
             raise
 
+    def _embed(self, request: Embed, sink: Sink) -> None:
+        number = request.request_id
+        wanted = EmbedRequest(
+            str(number),
+            request.texts,
+            truncate=request.truncate,
+            num_ctx=request.num_ctx,
+            dimensions=request.dimensions,
+            normalise=request.normalise,
+        )
+        self._model.embeddings.start(wanted, lambda ended: sink([_vectors(number, ended)]))
+
     def cancel(self, request_id: int) -> None:
         self._model.cancel(str(request_id))
 
@@ -73,7 +90,7 @@ class RunnerModel:
             load.num_running,
             load.kv_usage,
             load.num_preemptions,
-            [int(sequence.request.request_id) for sequence in waiting],
+            [_number(sequence.request.request_id) for sequence in waiting],
         )
 
     def close(self) -> None:
@@ -121,6 +138,27 @@ class RunnerModel:
         tokens, tokenizer = asked.prompt.tokens, self._model.tokenizer
         start = 1 if tokenizer.add_bos and tokens[:1] == [tokenizer.bos_id] else 0
         return tokens[start:] + asked.tokens
+
+
+def _number(engine_id: str) -> int:
+    """The request that one in the engine belongs to; a list of texts has several there."""
+    return int(engine_id.partition("/")[0])
+
+
+def _vectors(number: int, embedded: Embedded) -> Delta:
+    """The only delta of a request for vectors."""
+    if isinstance(embedded.error, Cancelled):
+        return Delta(number, done_reason="cancelled")
+    if embedded.error is not None:
+        return Delta(number, error=str(embedded.error), error_kind=kind_of(embedded.error))
+    dropped = embedded.dropped_tokens
+    return Delta(
+        number,
+        done_reason="stop",
+        statistics=_statistics(embedded.stats),
+        vectors=[b64encode(row.astype("<f4").tobytes()).decode() for row in embedded.vectors],
+        dropped_tokens=dropped if any(dropped) else [],
+    )
 
 
 def _text_request(request: Generate) -> TextRequest:

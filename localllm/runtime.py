@@ -11,6 +11,7 @@ from typing import Self
 
 from localllm.answers import Answers, TextDelta, TextSink
 from localllm.config import Settings
+from localllm.embedding import Embeddings
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Request
 from localllm.gguf import GgufFile
@@ -49,6 +50,7 @@ class LoadedModel:
         self.prompts = PromptBuilder(tokenizer, self.voices)
         self.grammars = Grammars(tokenizer)
         self.answers = Answers(engine, tokenizer)
+        self.embeddings = Embeddings(engine, self.prompts, self.spec.pooling)
 
     @classmethod
     def open(
@@ -179,7 +181,8 @@ class LoadedModel:
 
     def cancel(self, request_id: str) -> None:
         """End a request within one step; nothing happens if it has ended."""
-        self.engine.cancel(request_id)
+        if not self.embeddings.cancel(request_id):
+            self.engine.cancel(request_id)
 
     def work_done(self) -> int:
         """A number that moves as long as work is done, within a step, too."""
