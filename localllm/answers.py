@@ -193,7 +193,9 @@ class Answers:
         try:
             return answer.take(output)
         except Exception as error:
-            log.exception("a token could not be turned into text")
+            log.exception(
+                "a token could not be turned into text", extra={"number": output.request_id}
+            )
             self._answers.pop(output.request_id)
             self.engine.cancel(output.request_id)
             return TextDelta(output.request_id, error=f"the answer has no text: {error!r}")

@@ -77,6 +77,11 @@ class LoadedModel:
         return min(len(self.runner.pulse.waiting), self.runner.num_requests)
 
     @property
+    def num_running(self) -> int:
+        """Requests that its runner works on."""
+        return self.runner.num_requests - self.num_waiting
+
+    @property
     def kv_usage(self) -> float:
         """Share of the KV pool in use, as of the last pulse."""
         return self.runner.pulse.kv_usage
@@ -112,9 +117,7 @@ class Lease:
         self.model = model
         self.account = account
 
-    async def generate(
-        self, request: Ask, *, wants_position: bool = False
-    ) -> AsyncIterator[Delta]:
+    async def generate(self, request: Ask, *, wants_position: bool = False) -> AsyncIterator[Delta]:
         """Deltas of one request; closing the iterator cancels it."""
         account, model = self.account, self.model
         if wants_position and account.queue_position:

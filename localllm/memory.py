@@ -50,6 +50,14 @@ def private_memory(pid: int) -> int:
     return int(held.rss - getattr(held, "shared", 0))
 
 
+def resident_memory(pid: int) -> int:
+    """Bytes of the process in memory, files that it maps included."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def num_oom_kills(
     folder: Path = CGROUPS, membership: Path = MEMBERSHIP, vmstat: Path = VMSTAT
 ) -> int:

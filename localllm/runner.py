@@ -11,6 +11,7 @@ Not here: how the daemon starts and watches runners (runner_process.py), text an
 (runtime.py).
 """
 
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, Protocol
 
+from localllm import request_id
 from localllm.errors import Cancelled, LocalLLMError
 from localllm.messages import (
     Ask,
@@ -38,12 +40,15 @@ from localllm.messages import (
     Ready,
     kind_of,
 )
+from localllm.request_id import FORMAT, RequestFilter
 
 PULSE_SECONDS = 1.0
 # Text reaches a reader sixty times a second; more messages only take time from the kernels.
 SEND_SECONDS = 1 / 60
 REPORT_SECONDS = 1 / 20
 NUM_TEXT_THREADS = 2
+
+log = logging.getLogger("localllm.runner")
 
 Sink = Callable[[list[Delta]], None]
 Progress = Callable[[str, int, int], None]
@@ -149,6 +154,7 @@ class Runner:
         self._workers = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
         self._lock = threading.Lock()
         self._running: set[int] = set()
+        self.log_ids: dict[str, str] = {}
         self._cancelled: set[int] = set()
         self._busy = threading.Event()
         self._reported_at = 0.0
@@ -177,11 +183,13 @@ class Runner:
     def _begin(self, model: Model, request: Ask) -> None:
         with self._lock:
             self._running.add(request.request_id)
+            self.log_ids[str(request.request_id)] = request.log_id
             self._busy.set()
         self._workers.submit(self._start, model, request)
 
     def _start(self, model: Model, request: Ask) -> None:
         number = request.request_id
+        request_id.current.set(request.log_id)
         try:
             if number not in self._cancelled:
                 model.start(request, self._take)
@@ -191,7 +199,7 @@ class Runner:
         except LocalLLMError as error:
             self._take([Delta(number, error=str(error), error_kind=kind_of(error))])
         except Exception as error:
-            sys.excepthook(*sys.exc_info())
+            log.exception("a request failed")
             text = f"{type(error).__name__}: {error}"
             self._take([Delta(number, error=text)])
 
@@ -209,6 +217,7 @@ class Runner:
             for delta in live:
                 if delta.done_reason or delta.error or delta.rendered is not None:
                     self._running.discard(delta.request_id)
+                    self.log_ids.pop(str(delta.request_id), None)
                     self._cancelled.discard(delta.request_id)
             if not self._running:
                 self._busy.clear()
@@ -277,7 +286,12 @@ def main(open_model: OpenModel | None = None) -> None:
     sock = socket.socket(fileno=int(sys.argv[-1]))
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Runner(Channel(sock), open_model or _real_model()).serve()
+    runner = Runner(Channel(sock), open_model or _real_model())
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.addFilter(RequestFilter(runner.log_ids))
+    logging.basicConfig(handlers=[handler], force=True)
+    runner.serve()
     _leave()
 
 

@@ -42,6 +42,7 @@ from localllm.messages import (
     encode,
     error_of,
 )
+from localllm.request_id import current
 
 STALL_SECONDS = 30.0
 LOAD_STALL_SECONDS = 300.0
@@ -153,9 +154,7 @@ class RunnerProcess:
             await asyncio.wait({future}, timeout=left)
         return future.result()
 
-    async def generate(
-        self, request: Ask, *, wants_position: bool = False
-    ) -> AsyncIterator[Delta]:
+    async def generate(self, request: Ask, *, wants_position: bool = False) -> AsyncIterator[Delta]:
         """Run a request and give its deltas; closing the iterator early cancels it.
 
         wants_position  also tell its place in the queue, now and then
@@ -173,7 +172,7 @@ class RunnerProcess:
             self._want_position.add(number)
         self._watch()
         try:
-            self._send(replace(request, request_id=number))
+            self._send(replace(request, request_id=number, log_id=current.get()))
             while True:
                 delta = await queue.get()
                 if delta.error is not None:
@@ -342,7 +341,7 @@ class RunnerProcess:
             text = line.decode(errors="replace").rstrip()
             self.last_output.append(text)
             log.warning("runner %d: %s", self.pid, text)
-            if FATAL_OUTPUT in text:
+            if text.startswith(FATAL_OUTPUT):
                 self.kill(f"the model runner had an internal error and was ended: {text}")
 
 

@@ -342,7 +342,7 @@ class Engine:
             if token not in self.eog_ids:
                 constraint.accept(token)
         except Exception as error:
-            log.exception("a constraint failed")
+            log.exception("a constraint failed", extra={"number": sequence.request.request_id})
             self._finish(sequence, "error", f"the answer's format: {error}")
             return None
         return token

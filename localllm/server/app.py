@@ -27,7 +27,8 @@ from localllm.errors import DaemonUnavailable, LocalLLMError
 from localllm.identity import Build, read_secret, version_body
 from localllm.launch import Launched
 from localllm.pull.apart import Pulls
-from localllm.server import models, ollama, pull
+from localllm.request_id import FORMAT, RequestFilter
+from localllm.server import metrics, models, ollama, pull
 from localllm.server.guard import Guard, Keys
 from localllm.server.respond import error_response, json_response
 from localllm.server.state import State, state_of
@@ -73,6 +74,7 @@ async def shutdown(request: Request) -> Response:
 ROUTES = (
     ("GET", "/", root),
     ("GET", "/health", health),
+    ("GET", "/metrics", metrics.metrics),
     ("GET", "/api/version", version),
     ("GET", "/api/status", status),
     ("GET", "/api/tags", models.tags),
@@ -119,6 +121,7 @@ def make_app(state: State, *, check_host: bool) -> ASGIApp:
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.localllm = state
+    app.state.registry = None
     app.state.version = version_body(Build.current(), is_background=state.is_background)
     keys = Keys(state.settings.api_keys, state.secret)
     return Guard(app, state.settings.origins, keys, check_host=check_host)
@@ -259,7 +262,8 @@ def _set_up_logging(settings: Settings, *, is_background: bool) -> None:
         handler = logging.handlers.RotatingFileHandler(
             path, maxBytes=LOG_BYTES, backupCount=NUM_LOGS
         )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {FORMAT}"))
+    handler.addFilter(RequestFilter())
     logging.basicConfig(
         level=logging.DEBUG if settings.debug else logging.INFO, handlers=[handler], force=True
     )

@@ -1,4 +1,4 @@
-"""The outermost layer: who may talk to the daemon, CORS headers, one log line a request.
+"""The outermost layer: who may talk to the daemon, CORS headers, request ids, one log line each.
 
 A web page can make a browser send requests to loopback: by DNS rebinding (the Host header is
 foreign then) or across origins (the Origin header is). Both are refused with a body that says
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm import request_id
 from localllm.server.state import SECRET_HEADER
 
 DEFAULT_ORIGINS = (
@@ -30,7 +31,7 @@ ALLOW_METHODS = "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS"
 ALLOW_HEADERS = ",".join(
     (
         *("Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With"),
-        "OpenAI-Beta",
+        *("OpenAI-Beta", "X-Request-Id"),
         *(
             f"x-stainless-{name}"
             for name in (
@@ -120,6 +121,8 @@ class Guard:
             return
         begun = time.perf_counter()
         headers = Headers(scope=scope)
+        identity = request_id.accept(headers.get(request_id.HEADER, ""))
+        request_id.current.set(identity)
         origin = headers.get("origin")
         status = 0
 
@@ -127,6 +130,8 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)[request_id.HEADER] = identity
                 if origin is not None and status != 403:
                     MutableHeaders(scope=message).update(self._cors_headers(origin))
             await send(message)
@@ -165,7 +170,11 @@ class Guard:
         return f"Origin {origin!r} is not allowed; add it to LOCALLLM_ORIGINS"
 
     def _cors_headers(self, origin: str) -> dict[str, str]:
-        return {"access-control-allow-origin": origin, "vary": "Origin"}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "X-Request-Id, Retry-After",
+            "vary": "Origin",
+        }
 
 
 async def _refuse(send: Send, status: int, problem: str) -> None:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.catalog import Resolved, details_of
+from localllm.daemon import Daemon
 from localllm.errors import BadRequest, LocalLLMError, ModelNotFound
 from localllm.loaded import LoadedModel
 from localllm.modelfile import parameter_lines, write_modelfile
@@ -70,10 +71,12 @@ def _tag(model: StoredModel) -> Chunk:
 
 async def ps(request: Request) -> Response:
     """GET /api/ps."""
-    return json_response({"models": [_running(m) for m in state_of(request).daemon.loaded()]})
+    daemon = state_of(request).daemon
+    return json_response({"models": [_running(model, daemon) for model in daemon.loaded()]})
 
 
-def _running(model: LoadedModel) -> Chunk:
+def _running(model: LoadedModel, daemon: Daemon) -> Chunk:
+    """Ollama's object, and what else an operator asks: queue and use of the KV pool."""
     target = model.target
     return {
         "name": target.name,
@@ -84,6 +87,10 @@ def _running(model: LoadedModel) -> Chunk:
         "expires_at": expiry_text(model.seconds_left()),
         "size_vram": 0,
         "context_length": model.context_length,
+        "is_loading": not model.is_ready,
+        "num_running": model.num_running,
+        "queue_length": daemon.num_waiting(target.path),
+        "kv_usage": round(model.kv_usage, 4),
     }
 
 
