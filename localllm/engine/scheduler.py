@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from localllm.engine.blocks import BlockPool
-from localllm.engine.pace import FLOOR, Pace
+from localllm.engine.pace import SLIVER, Pace
 from localllm.engine.queue import Queue
 from localllm.engine.sequence import Sequence
 
@@ -175,7 +175,7 @@ class Scheduler:
 
     def _has_share(self, step: Step, sequence: Sequence) -> bool:
         """Whether the budget leaves it something; if not, more may be cached when it does."""
-        if self._extra >= FLOOR or not step.num_prompt:
+        if self._extra >= SLIVER or not step.num_prompt:
             return True
         cached = self.pool.cached_depth(sequence) * self.pool.block_size
         return sequence.num_prompt - cached <= self._extra
@@ -212,7 +212,7 @@ class Scheduler:
             return min(lacking, 1 + self._extra, most)
         if lacking <= self._extra:
             return lacking
-        if self._extra <= 0 or (self._extra < FLOOR and step.num_prompt):
+        if self._extra <= 0 or (self._extra < SLIVER and step.num_prompt):
             return 0
         return even_chunk(sequence.num_computed, lacking, self._extra, self.pool.block_size)
 
