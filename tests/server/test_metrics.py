@@ -72,7 +72,8 @@ def test_running_and_aborted_requests_are_seen(server: Server) -> None:
     server.create("own", **{"from": str(path)})
     body = {"model": "own", "prompt": "forever"}
     with server.http.stream("POST", "/api/generate", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         assert scrape(server)["localllm_num_requests_running{model_name=own:latest}"] == 1
         (running,) = (m for m in server.http.get("/api/ps").json()["models"] if m["num_running"])
         assert (running["name"], running["queue_length"]) == ("own:latest", 0)
