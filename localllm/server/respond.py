@@ -8,6 +8,7 @@ real status; after it, it is a line of the stream.
 import asyncio
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -41,6 +42,7 @@ _STATUS: tuple[tuple[type[LocalLLMError], int], ...] = (
 log = logging.getLogger("localllm.server")
 
 Chunk = dict[str, Any]
+ErrorOf = Callable[[Exception], Chunk]
 to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -51,16 +53,23 @@ def status_of(error: Exception) -> int:
 
 def json_response(value: object, status: int = 200) -> Response:
     """A value as JSON."""
-    headers = {"retry-after": "1"} if status == 503 else None
-    return Response(to_json(value).encode(), status, headers, JSON_TYPE)
+    return Response(to_json(value).encode(), status, media_type=JSON_TYPE)
+
+
+def failure(error: Exception, body: Chunk) -> Response:
+    """The answer to a request that failed; `body` says in its protocol's words how."""
+    response = json_response(body, status_of(error))
+    if isinstance(error, Busy):
+        response.headers["retry-after"] = str(math.ceil(error.retry_seconds))
+    return response
 
 
 def error_response(request: Request, error: Exception) -> Response:
     """What a handler's exception becomes."""
-    return json_response(error_body(error), status_of(error))
+    return failure(error, error_body(error))
 
 
-def error_body(error: Exception) -> dict[str, str]:
+def error_body(error: Exception) -> Chunk:
     """The error's line; anything that is not of our tree is a bug, and logged as one."""
     if isinstance(error, LocalLLMError):
         return {"error": str(error)}
@@ -72,7 +81,7 @@ class Answer(Response):
     """Chunks as one JSON object a line, or `merge`d into a single object.
 
     `eager` sends the status before the first chunk is there, for clients that want to see progress
-    and know that errors come as lines.
+    and know that errors come as lines. `error_of` is the shape of those.
     """
 
     def __init__(
@@ -81,8 +90,10 @@ class Answer(Response):
         *,
         merge: Callable[[Iterable[Chunk]], Chunk] | None = None,
         eager: bool = False,
+        error_of: ErrorOf = error_body,
     ) -> None:
         self._chunks = chunks
+        self._error_of = error_of
         self._merge = merge
         self._eager = eager
         self.background = None
@@ -119,7 +130,7 @@ class Answer(Response):
         try:
             value = merge([chunk async for chunk in chunks])
         except Exception as error:
-            await self._reply(error_body(error), status_of(error), scope, send)
+            await failure(error, self._error_of(error))(scope, _never, send)
             return
         await self._reply(value, 200, scope, send)
 
@@ -129,7 +140,7 @@ class Answer(Response):
             try:
                 first = await anext(chunks)
             except Exception as error:
-                await self._reply(error_body(error), status_of(error), scope, send)
+                await failure(error, self._error_of(error))(scope, _never, send)
                 return
             if "done_reason" in first and first["done_reason"] in ("load", "unload"):
                 await self._reply(first, 200, scope, send)
@@ -144,7 +155,7 @@ class Answer(Response):
         except OSError:
             return
         except Exception as error:
-            await _send_line(send, error_body(error))
+            await _send_line(send, self._error_of(error))
         await send({"type": "http.response.body", "body": b""})
 
     async def _reply(self, value: Chunk, status: int, scope: Scope, send: Send) -> None:

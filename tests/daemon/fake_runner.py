@@ -9,10 +9,12 @@ import re
 import signal
 import sys
 import threading
+from array import array
+from base64 import b64encode
 from pathlib import Path
 
 from localllm.errors import BadFile, BadRequest, OutOfMemory
-from localllm.messages import Delta, Generate, Load, Pulse, Statistics
+from localllm.messages import Ask, Delta, Embed, Generate, Load, Pulse, Statistics
 from localllm.runner import MakeRoom, Progress, Sink, main
 
 
@@ -29,7 +31,10 @@ class FakeModel:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def start(self, request: Generate, sink: Sink) -> None:
+    def start(self, request: Ask, sink: Sink) -> None:
+        if isinstance(request, Embed):
+            self._embed(request, sink)
+            return
         word = self._word(request)
         if word == "refuse":
             raise BadRequest("the fake model refuses this")
@@ -41,6 +46,24 @@ class FakeModel:
         with self._changed:
             self._running[request.request_id] = (request, sink, 0)
             self._changed.notify()
+
+    def _embed(self, request: Embed, sink: Sink) -> None:
+        """Length, truncate, num_ctx, dimensions and normalise of each text."""
+        if "refuse" in request.texts:
+            raise BadRequest("the fake model refuses this")
+        shared = (request.truncate, request.num_ctx or 0, request.dimensions, request.normalise)
+        rows = [array("f", (len(text), *map(float, shared))) for text in request.texts]
+        sink(
+            [
+                Delta(
+                    request.request_id,
+                    done_reason="stop",
+                    statistics=Statistics(sum(map(len, request.texts)), 2),
+                    vectors=[b64encode(row.tobytes()).decode() for row in rows],
+                    dropped_tokens=[1] if "long" in request.texts else [],
+                )
+            ]
+        )
 
     def cancel(self, request_id: int) -> None:
         with self._changed:
