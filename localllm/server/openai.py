@@ -14,7 +14,7 @@ from localllm.errors import BadRequest, LocalLLMError
 from localllm.messages import Delta, Embed, Statistics
 from localllm.server.body import ANY, INT, STRING, Shape, read_body
 from localllm.server.embed import answer, num_ctx_of, texts_of, vectors_of
-from localllm.server.respond import Chunk, error_body, json_response, status_of
+from localllm.server.respond import Chunk, error_body, failure, status_of
 from localllm.server.state import state_of
 from localllm.server.work import Job
 
