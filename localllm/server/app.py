@@ -6,7 +6,7 @@ import logging
 import logging.handlers
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,9 @@ from localllm.store import Store
 
 LOG_BYTES = 10 << 20
 NUM_LOGS = 3
+# For requests that run when the daemon is told to end, and then for telling them so.
 GRACE_SECONDS = 2
+LAST_WORDS_SECONDS = 4
 # Clients keep idle connections for some seconds and use them again: the server must not end them
 # at the very moment.
 KEEP_ALIVE_SECONDS = 120
@@ -135,7 +137,16 @@ def _route(method: str, path: str, handler: Callable[..., object]) -> Route:
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are ours: both mean to stop and exit with 0."""
+    """A server whose signals are ours: both mean to stop and exit with 0.
+
+    Running requests have a moment to end; then `end_work` gives those that are left their error,
+    in their protocol's words. A second signal does so at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, end_work: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._end_work = end_work
+        self._hurry = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
@@ -146,7 +157,19 @@ class _Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Stop accepting, give running requests a moment, end."""
+        if self.should_exit:
+            self._hurry.set()
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), GRACE_SECONDS)
+        await self._end_work()
 
 
 def serve(
@@ -215,10 +238,10 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS + LAST_WORDS_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
-    servers.append(_Server(config))
+    servers.append(_Server(config, daemon.close))
     log.info("listening on %s, models in %s", address, store.root)
     for warning in _warnings(settings, address):
         log.warning("%s", warning)

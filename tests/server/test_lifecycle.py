@@ -28,6 +28,24 @@ def test_signal_ends_the_daemon_and_its_runners_with_exit_code_0(
         assert not psutil.pid_exists(runner.pid)
 
 
+def test_requests_that_run_at_the_end_hear_of_it(tmp_path: Path) -> None:
+    """Both shapes of answer; a second signal ends the wait for them."""
+    for server in start_server(tmp_path):
+        whole = socket_request(server, "forever", stream=False)
+        body = {"model": "tiny", "prompt": "forever"}
+        with server.http.stream("POST", "/api/generate", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            for _ in range(2):
+                server.process.send_signal(signal.SIGTERM)
+            *_, last = lines
+        assert json.loads(last) == {"error": "the daemon is shutting down"}
+        text = read_all(whole)
+        assert text.startswith(b"HTTP/1.1 500")
+        assert text.endswith(b'{"error":"the daemon is shutting down"}')
+        assert server.process.wait(30) == 0
+
+
 def test_runners_of_a_killed_daemon_end_too(tmp_path: Path) -> None:
     for server in start_server(tmp_path):
         server.post("/api/generate", model="tiny")
@@ -72,7 +90,7 @@ def test_full_queue_refuses_at_once_and_serves_the_others(tmp_path: Path) -> Non
         while b"}" not in answer:
             answer += refused.recv(1000)
         assert b"503 Service Unavailable" in answer
-        assert b"retry-after: 1" in answer
+        assert b"retry-after: 5\r" in answer
         assert b"server busy, please try again.  maximum pending requests exceeded" in answer
         assert server.http.get("/api/ps").status_code == 200
         first.close()
@@ -80,9 +98,14 @@ def test_full_queue_refuses_at_once_and_serves_the_others(tmp_path: Path) -> Non
             connection.close()
 
 
-def socket_request(server: Server, prompt: str) -> socket.socket:
+def read_all(connection: socket.socket) -> bytes:
+    with connection, connection.makefile("rb") as file:
+        return file.read()
+
+
+def socket_request(server: Server, prompt: str, *, stream: bool = True) -> socket.socket:
     """A request whose answer is read, or not, later."""
-    body = json.dumps({"model": "tiny", "prompt": prompt}).encode()
+    body = json.dumps({"model": "tiny", "prompt": prompt, "stream": stream}).encode()
     connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
     head = f"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
