@@ -51,6 +51,12 @@ def test_thinking(seen: Seen) -> None:
     assert result(seen, "no_thinking") == [None, answer]
 
 
+def test_vectors_of_texts(seen: Seen) -> None:
+    _, document, query, asynchronous = result(seen, "vectors")
+    assert len(document) == 576
+    assert document == query == asynchronous
+
+
 def test_missing_model_is_an_error(seen: Seen) -> None:
     assert "model 'nope' not found" in seen["missing"]["error"]
     assert "nope" in seen["missing_at_once"]["error"]

@@ -49,5 +49,11 @@ def test_thinking(seen: Seen) -> None:
     assert answer.startswith("It is")
 
 
+def test_vectors_of_texts(seen: Seen) -> None:
+    _, batch, alone, asynchronous = result(seen, "vectors")
+    assert len(batch) == 576
+    assert batch == alone == asynchronous
+
+
 def test_missing_model_is_an_error(seen: Seen) -> None:
     assert "model 'nope:latest' not found" in seen["missing"]["error"]

@@ -81,6 +81,11 @@ def test_tools_formats_and_thinking(seen: Seen) -> None:
     assert seen["thinking"]["message"]["content"].startswith("It is")
 
 
+def test_vectors_of_texts(seen: Seen) -> None:
+    assert [len(vector) for vector in seen["embed"]["embeddings"]] == [8, 8]
+    assert len(seen["embeddings"]["embedding"]) == 576
+
+
 def test_models(seen: Seen) -> None:
     assert seen["version"]["version"].count(".") == 2
     assert "smollm2:latest" in [model["name"] for model in seen["list"]["models"]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,29 @@ def test_thinking_that_cannot_be_is_refused(client: Tourist) -> None:
         assert error.value.status_code == 400
         with pytest.raises(ollama.ResponseError, match=text):
             client.pieces("generate", model="smollm2", prompt="x", think=think)
+
+
+def test_vectors_of_texts(client: Tourist) -> None:
+    one = client.call("embed", model="smollm2", input="why is the sky blue?")
+    both = client.call("embed", model="smollm2", input=["why is the sky blue?", "hi"])
+    assert list(one.embeddings) == list(both.embeddings)[:1]
+    assert [len(vector) for vector in both.embeddings] == [576, 576]
+    assert math.hypot(*one.embeddings[0]) == pytest.approx(1, abs=1e-3)
+    assert both.prompt_eval_count > one.prompt_eval_count > 0
+    short = client.call("embed", model="smollm2", input="hi", dimensions=64, keep_alive="10m")
+    assert math.hypot(*short.embeddings[0]) == pytest.approx(1, abs=1e-3)
+    assert len(short.embeddings[0]) == 64
+    old = client.call("embeddings", model="smollm2", prompt="why is the sky blue?").embedding
+    length = math.hypot(*old)
+    expected = pytest.approx(list(one.embeddings[0]), abs=1e-4)
+    assert [value / length for value in old] == expected
+    long = {"model": "smollm2", "input": "long " * 100, "options": {"num_ctx": 16}}
+    assert len(client.call("embed", **long).embeddings) == 1
+    with pytest.raises(ollama.ResponseError, match="exceeds the context length") as error:
+        client.call("embed", truncate=False, **long)
+    assert error.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match='model "nope" not found, try pulling it first'):
+        client.call("embed", model="nope", input="x")
 
 
 def test_models_are_listed_and_shown(client: Tourist) -> None:

@@ -62,6 +62,8 @@ const steps = {
     client.chat({ model: "thinker", messages: [{ role: "user", content: "What is 4 + 4?" }], think: true }),
   no_thinking: () => client.chat({ model: "smollm2", messages: hello, think: true }),
   image: () => client.generate({ model: "smollm2", prompt: "x", images: [new Uint8Array([1, 2, 3])] }),
+  embed: () => client.embed({ model: "smollm2", input: ["why is the sky blue?", "hi"], dimensions: 8 }),
+  embeddings: () => client.embeddings({ model: "smollm2", prompt: "hi" }),
   list: () => client.list(),
   ps: () => client.ps(),
   show: () => client.show({ model: "caller" }),

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from typing import Any
 
-from langchain_ollama import ChatOllama, OllamaLLM
+from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM
 from touring import walk
 
 URL = sys.argv[1]
@@ -76,6 +76,13 @@ def thinking(reasoning: bool) -> list[Any]:
     return [answer.additional_kwargs.get("reasoning_content"), answer.content]
 
 
+def vectors() -> Any:
+    model = OllamaEmbeddings(model="smollm2", base_url=URL)
+    documents = model.embed_documents(["why is the sky blue?", "hi"])
+    asynchronous = asyncio.run(model.aembed_query("hi"))
+    return [*documents, model.embed_query("hi"), asynchronous]
+
+
 walk(
     {
         "whole": whole,
@@ -89,6 +96,7 @@ walk(
         "json_mode": json_mode,
         "thinking": lambda: thinking(reasoning=True),
         "no_thinking": lambda: thinking(reasoning=False),
+        "vectors": vectors,
         "missing": lambda: ChatOllama(model="nope", base_url=URL).invoke("hi"),
         "missing_at_once": lambda: repr(
             ChatOllama(model="nope", base_url=URL, validate_model_on_init=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.ollama import OllamaEmbedding
 from llama_index.llms.ollama import Ollama
 from pydantic import BaseModel, ConfigDict, Field
 from touring import walk
@@ -78,6 +79,13 @@ def thinking() -> Any:
     return [[block.block_type for block in answer.message.blocks], answer.message.content]
 
 
+def vectors() -> Any:
+    embedding = OllamaEmbedding(model_name="smollm2", base_url=sys.argv[1])
+    texts = embedding.get_text_embedding_batch(["why is the sky blue?", "hi"])
+    asynchronous = asyncio.run(embedding.aget_text_embedding("hi"))
+    return [*texts, embedding.get_text_embedding("hi"), asynchronous]
+
+
 walk(
     {
         "context": lambda: plain.metadata.context_window,
@@ -94,6 +102,7 @@ walk(
             .text
         ),
         "thinking": thinking,
+        "vectors": vectors,
         "missing": lambda: model("nope").complete("hi"),
     }
 )
