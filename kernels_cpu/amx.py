@@ -1,4 +1,4 @@
-"""The bfloat16 tile product of AMX, and a portable twin with the same operands.
+"""The bfloat16 tile product of AMX, and the same product in vectors for other processors.
 
 A tile is 16 rows of 64 bytes, 1 KB on a 64-byte boundary (a row that crosses a cache line costs
 three times the time):
@@ -8,8 +8,9 @@ three times the time):
     sums    float32  [16 tokens][16 rows], rows of SUMS_BYTES
 
 The product of two tiles adds the even values and the odd values up apart, in order, each from
-nothing, then their sum to what is there. The twin does the same with multiply-adds that round once
-and keep subnormal numbers; the hardware takes those for zero.
+nothing, then their sum to what is there. `Portable` does the same with multiply-adds that round once
+and keep subnormal numbers; the hardware takes those for zero. `Vectors` adds pair after pair to what
+is there, in order.
 
 The process has to ask the system for the registers (`isa.request_tiles`); `configure` does.
 Source: Intel's Software Developer's Manual, TDPBF16PS; the tile configuration, LDTILECFG.
@@ -27,6 +28,7 @@ TILE_ROWS, ROW_BYTES, TILE_BYTES = 16, 64, 1024
 TOKENS = ROWS = 2 * TILE_ROWS
 SUMS_BYTES = 4 * ROWS
 WEIGHTS_BYTES = 2 * TILE_BYTES
+VECTOR_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,45 @@ class Hardware:
         e.call(f"llvm.x86.{name}", void, *operands)
 
 
+class Vectors:
+    """Products of vectors of bfloat16 pairs (`Ir.dot_pairs`): eight tokens at a time."""
+
+    def begin(self, e: Ir, scratch: Value) -> None:
+        pass
+
+    def product(self, e: Ir, o: Operands, beside: Callable[[], None]) -> None:
+        floats, ints = vec(f32, TILE_ROWS), vec(i32, TILE_ROWS)
+        with e.loop(e.const(TOKENS // VECTOR_TOKENS)) as part:
+            tile, half = e.b.lshr(part.index, e.const(1)), e.b.and_(part.index, e.const(1))
+            left = e.at(o.left, e.b.mul(tile, o.next_left), e.mul(half, VECTOR_TOKENS * ROW_BYTES))
+            sums = e.at(o.sums, e.mul(part.index, VECTOR_TOKENS * SUMS_BYTES))
+            places = [
+                [e.at(sums, t * SUMS_BYTES + j * ROW_BYTES) for j in range(2)]
+                for t in range(VECTOR_TOKENS)
+            ]
+            totals = [[e.variable(e.load(p, floats, ROW_BYTES)) for p in row] for row in places]
+            # Pointers that the loop carries: LLVM would keep the sums of addresses and offsets.
+            at_left, at_right = (e.variable(e.pointer(x, i8)) for x in (left, o.right))
+            with e.loop(o.steps):
+                tokens, weights = e.get(at_left), e.get(at_right)
+                e.set(at_left, e.b.gep(tokens, [e.const(TILE_BYTES)]))
+                e.set(at_right, e.b.gep(weights, [e.const(WEIGHTS_BYTES)]))
+                for pair in range(TILE_ROWS):
+                    w = [
+                        near(e, weights, pair * ROW_BYTES + j * TILE_BYTES, ints) for j in range(2)
+                    ]
+                    for t, row in enumerate(totals):
+                        x = e.splat(near(e, tokens, t * ROW_BYTES + 4 * pair, i32), TILE_ROWS)
+                        for j, total in enumerate(row):
+                            e.set(total, e.dot_pairs(e.get(total), x, w[j]))
+            for row, totals_of_row in zip(places, totals, strict=True):
+                for place, total in zip(row, totals_of_row, strict=True):
+                    e.store(e.get(total), place, ROW_BYTES)
+
+    def end(self, e: Ir) -> None:
+        pass
+
+
 class Portable:
     """The same in vector code for any processor, to test all that is around it."""
 
@@ -130,6 +171,12 @@ class Portable:
 
     def end(self, e: Ir) -> None:
         pass
+
+
+def near(e: Ir, pointer: Value, offset: int, type_: ir.Type) -> Value:
+    """What lies `offset` bytes from a pointer to bytes."""
+    place = e.b.bitcast(e.b.gep(pointer, [e.const(offset)]), type_.as_pointer())
+    return e.b.load(place, align=4)
 
 
 def lower(e: Ir, pairs: Value) -> Value:

@@ -23,10 +23,11 @@ from kernels_cpu.amx import (
     Operands,
     Portable,
     TileUnit,
+    Vectors,
     nearest_pair,
 )
 from kernels_cpu.attention_math import broadcast, load_kv, transpose, zeros
-from kernels_cpu.kernel import isa
+from kernels_cpu.kernel import has_bf16, isa
 from kernels_cpu.simd import Ir, Value, emits, f32, i64, vec
 
 STEP = 32  # values that a product adds up at a time
@@ -35,7 +36,10 @@ SCORES_ROW = 4 * ROWS
 
 
 def unit() -> TileUnit:
-    return Hardware() if isa() == "amx" else Portable()
+    """The fastest that there is; the portable one is for tests alone."""
+    if isa() == "amx":
+        return Hardware()
+    return Vectors() if has_bf16() else Portable()
 
 
 @emits(1)

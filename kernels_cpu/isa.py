@@ -82,6 +82,11 @@ def environment_for(level: str, environ: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
+def has_bf16(level: str) -> bool:
+    """Whether this machine, at `level`, multiplies vectors of bfloat16 pairs."""
+    return level in ("amx", "avx512") and "avx512_bf16" in cpu_flags()
+
+
 def features_for(level: str, flags: frozenset[str]) -> str:
     optional = OPTIONAL_512 if level in ("amx", "avx512") else {}
     found = [f"+{name}" for flag, name in optional.items() if flag in flags]

@@ -19,7 +19,7 @@ from typing import Any
 import numba
 from numba import cfunc, types
 
-from kernels_cpu.isa import request_tiles
+from kernels_cpu import isa as levels
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
@@ -35,7 +35,7 @@ def configure(cache: Path | None, isa: str) -> None:
         raise RuntimeError(f"kernels are already configured for {_state['isa']}")
     if isa == "amx":
         # Granted to a process, not to a machine; `isa.detect` has tried it in another one.
-        request_tiles()
+        levels.request_tiles()
     _state["isa"] = isa
     _state["folder"] = None if cache is None else cache / f"kernels-{sources_digest()}-{isa}"
 
@@ -46,6 +46,11 @@ def isa() -> str:
     if level is None:
         raise RuntimeError("kernels_cpu.configure was not called")
     return level
+
+
+def has_bf16() -> bool:
+    """Whether kernels of this process may use `Ir.dot_pairs`."""
+    return levels.has_bf16(isa())
 
 
 def cache_dir() -> Path | None:

@@ -2,8 +2,8 @@
 
 An emitter is a function over an `Ir`; `emits` turns it into a Numba intrinsic that a kernel calls. Python loops in an
 emitter unroll. All vector IR here is portable (LLVM legalises any width for any target); the exceptions, and the only
-places that name an ISA, are `Ir.dot4`, `Ir.lookup`, `Ir.half_to_float`, `Ir.float_to_half` and the tile calls of
-`amx.py`.
+places that name an ISA, are `Ir.dot4`, `Ir.dot_pairs`, `Ir.lookup`, `Ir.half_to_float`, `Ir.float_to_half` and the
+tile calls of `amx.py`.
 
 Arithmetic is exact about order: no fast-math anywhere, multiply-add is `llvm.fma`, sums are explicit shuffle trees.
 """
@@ -20,6 +20,22 @@ from kernels_cpu.kernel import isa
 
 i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+
+
+class _Bfloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, for which llvmlite has no name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+bf16 = _Bfloat()
 void = ir.VoidType()
 Value = Any
 
@@ -211,6 +227,15 @@ class Ir:
     def _vnni(self, acc: Value, u: Value, s: Value) -> Value:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * acc.type.count}"
         return self.call(name, acc.type, acc, u, s)
+
+    def dot_pairs(self, acc: Value, a: Value, b: Value) -> Value:
+        """acc[l] plus the two products of bfloat16 pairs a[l] and b[l]; only where `has_bf16`, n = 16.
+
+        acc  <16 x f32>; a, b <16 x i32>, a pair in each lane. Subnormal numbers count as zero.
+        """
+        pairs = vec(bf16, 32)
+        a, b = self.b.bitcast(a, pairs), self.b.bitcast(b, pairs)
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, a, b)
 
     def dot2(self, u: Value, s: Value) -> Value:
         """<n x i16> of u[2l] * s[2l] + u[2l+1] * s[2l+1], which must fit; level avx2 only, n = 16."""

@@ -90,6 +90,15 @@ def check_tiles() -> None:
     assert "tdpbf16ps" in kernel.compile()._library.get_asm_str()
 
 
+def check_bfloat16_vectors() -> None:
+    from kernels_cpu.attention_prompt import attend_prompt_tiles
+    from kernels_cpu.kernel import has_bf16
+
+    inspect([attend_prompt_tiles])
+    code = attend_prompt_tiles.compile()._library.get_asm_str()
+    assert ("vdpbf16ps" in code) == has_bf16()
+
+
 def for_target(text: str, triple: str, layout: str) -> str:
     """A module's LLVM text, retargeted."""
     text = re.sub(r"^target triple = .*$", f'target triple = "{triple}"', text, flags=re.M)
@@ -151,6 +160,11 @@ def test_generic_code_compiles_for_arm_and_cannot_raise() -> None:
 
 def test_tile_code_compiles_anywhere() -> None:
     run_at("amx", __file__, "check_tiles", is_cached=False)
+
+
+@pytest.mark.skipif("avx512" not in LEVELS, reason="this machine cannot run the level")
+def test_prompt_attention_multiplies_bfloat16_where_the_processor_does() -> None:
+    run_at("avx512", __file__, "check_bfloat16_vectors", is_cached=False)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from kernels_cpu.attention import (
 )
 from kernels_cpu.attention_generated import attend_generated, merge_generated
 from kernels_cpu.attention_prompt import attend_prompt, attend_prompt_tiles
+from kernels_cpu.kernel import has_bf16
 from localllm.backends import Batch
 from localllm.backends.cpu.context import Context, zeros
 from localllm.backends.cpu.memory import address_of
@@ -93,9 +94,9 @@ class Attending:
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         record(attend_generated, args, count=counts, multiplier=kv_heads)
         record(merge_generated, args, count=counts + 8, multiplier=heads)
+        # What int8 activations have gone through loses nothing to speak of by bfloat16.
         exact = self._context.is_exact(self._context.spec.layers[layer].q.weight)
-        use_tiles = self._context.has_tiles and not exact
-        kernel = attend_prompt_tiles if use_tiles else attend_prompt
+        kernel = attend_prompt_tiles if has_bf16() and not exact else attend_prompt
         record(kernel, args, count=counts + 16, multiplier=kv_heads, flags=CLAIM)
 
     def _arguments(
