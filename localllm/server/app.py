@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -42,6 +42,7 @@ LAST_WORDS_SECONDS = 4
 # Clients keep idle connections for some seconds and use them again: the server must not end them
 # at the very moment.
 KEEP_ALIVE_SECONDS = 120
+NOBODY_IS_THERE = 499  # nginx's status for the log
 
 log = logging.getLogger("localllm.server")
 
@@ -109,11 +110,17 @@ async def _json_error(request: Request, error: Exception) -> Response:
     return error_response(request, error)
 
 
+async def _unheard(_: Request, error: Exception) -> Response:
+    """For a client that went while it was still sending."""
+    return Response(status_code=NOBODY_IS_THERE)
+
+
 def make_app(state: State, *, check_host: bool) -> ASGIApp:
     """The application with its guard around it."""
     handlers: dict[Any, Any] = {
         HTTPException: _plain_error,
         LocalLLMError: _json_error,
+        ClientDisconnect: _unheard,
         Exception: _json_error,
     }
 

@@ -46,6 +46,18 @@ def test_requests_that_run_at_the_end_hear_of_it(tmp_path: Path) -> None:
         assert server.process.wait(30) == 0
 
 
+def test_client_that_goes_while_it_sends_is_no_error_of_ours(tmp_path: Path) -> None:
+    for server in start_server(tmp_path):
+        address = server.http.base_url.host, server.http.base_url.port
+        with socket.create_connection(address) as sock:
+            sock.sendall(b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\n")
+            sock.sendall(b'Content-Length: 100\r\n\r\n{"model":')
+        assert server.http.get("/api/version").status_code == 200
+    log = (tmp_path / "log").read_text()
+    assert "499" in log
+    assert "Traceback" not in log
+
+
 def test_runners_of_a_killed_daemon_end_too(tmp_path: Path) -> None:
     for server in start_server(tmp_path):
         server.post("/api/generate", model="tiny")
