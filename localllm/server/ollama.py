@@ -19,6 +19,7 @@ from localllm.errors import BadRequest, ModelNotFound
 from localllm.messages import Delta, Generate, Loading, Statistics
 from localllm.options import check_options
 from localllm.server.body import ANY, ARRAY, BOOL, INT, OBJECT, STRING, Kind, Shape, read_body
+from localllm.server.images import settle_images
 from localllm.server.respond import Answer, Chunk, json_response, to_json
 from localllm.server.state import state_of
 from localllm.server.times import now_text
@@ -65,6 +66,7 @@ class Asked:
     stream: bool
     arrived: float
     is_raw: bool = False
+    num_images: int = 0
     wants_cost: bool = False
 
 
@@ -82,7 +84,8 @@ async def generate(request: Request) -> Response:
     if not prompt and keep_alive == 0:
         return _unloaded(request, resolved, model, _text_piece)
     await _check_generate(request, fields, resolved, model)
-    ask = _request(fields, resolved, _generate_input(fields, resolved)) if prompt else None
+    given, num_images = _generate_input(fields, resolved)
+    ask = _request(fields, resolved, given) if prompt else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
     asked = Asked(
         model,
@@ -90,6 +93,7 @@ async def generate(request: Request) -> Response:
         fields.get("stream", True),
         arrived,
         is_raw=fields.get("raw", False),
+        num_images=num_images,
         wants_cost=fields.get("cost_report", False),
     )
     return _answer(request, asked, _text_piece)
@@ -111,6 +115,7 @@ async def chat(request: Request) -> Response:
     await _check_shared(request, fields, resolved, model, "chat")
     if fields.get("tools"):
         await _check_capability(request, resolved, "tools")
+    messages, num_images = settle_images(model, messages, is_render=_is_render(fields))
     given = {"messages": _with_recipe(resolved, messages), "tools": fields.get("tools") or None}
     ask = _request(fields, resolved, given) if messages else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
@@ -119,6 +124,7 @@ async def chat(request: Request) -> Response:
         job,
         fields.get("stream", True),
         arrived,
+        num_images=num_images,
         wants_cost=fields.get("cost_report", False),
     )
     return _answer(request, asked, _message_piece)
@@ -127,6 +133,10 @@ async def chat(request: Request) -> Response:
 def _resolve(request: Request, model: str) -> Resolved:
     state = state_of(request)
     return state.catalog.resolve(model, is_trusted=state.is_trusted(request))
+
+
+def _is_render(fields: Fields) -> bool:
+    return bool(fields.get("_debug_render_only"))
 
 
 def _wants_progress(request: Request) -> bool:
@@ -187,14 +197,14 @@ async def _check_generate(request: Request, fields: Fields, resolved: Resolved, 
     await _check_shared(request, fields, resolved, model, "generate")
     if fields.get("suffix") and not fields.get("template"):
         await _check_capability(request, resolved, "insert")
-    if fields.get("images"):
-        raise BadRequest(f'"{model}" does not support images')
 
 
-def _generate_input(fields: Fields, resolved: Resolved) -> Fields:
-    """The fields of `Generate` that say what to continue."""
+def _generate_input(fields: Fields, resolved: Resolved) -> tuple[Fields, int]:
+    """The fields of `Generate` that say what to continue, and how many images came with it."""
+    user = {"role": "user", "content": fields.get("prompt", ""), "images": fields.get("images")}
+    (user,), num_images = settle_images(fields["model"], [user], is_render=_is_render(fields))
     if fields.get("raw"):
-        return {"prompt": fields["prompt"]}
+        return {"prompt": user["content"]}, num_images
     context = fields.get("context")
     if context is not None and not all(type(token) is int and token >= 0 for token in context):
         raise BadRequest("context must be a list of token ids")
@@ -202,9 +212,8 @@ def _generate_input(fields: Fields, resolved: Resolved) -> Fields:
     messages = [{"role": "system", "content": system}] if system else []
     if context is None:
         messages += [dict(message) for message in resolved.recipe.messages or ()]
-    messages.append({"role": "user", "content": fields["prompt"]})
-    given = {"messages": messages, "context": context or [], "want_tokens": True}
-    return {**given, "suffix": fields.get("suffix", "")}
+    given = {"messages": [*messages, user], "context": context or [], "want_tokens": True}
+    return {**given, "suffix": fields.get("suffix", "")}, num_images
 
 
 def _message(value: object) -> Fields:
@@ -215,8 +224,6 @@ def _message(value: object) -> Fields:
             "of type api.Message"
         )
     message = MESSAGE.check(value)
-    if message.pop("images", None):
-        raise BadRequest("this model does not support images")
     role = message.pop("role", "").lower()
     return {"role": role, "content": message.pop("content", ""), **message}
 
@@ -250,7 +257,7 @@ def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
         logprobs=fields.get("top_logprobs", 0) if wants_logprobs else None,
         truncate=fields.get("truncate", True),
         shift=fields.get("shift", True),
-        render_only=fields.get("_debug_render_only", False),
+        render_only=_is_render(fields),
         exact=fields.get("exact", False),
         cache_prompt=fields.get("cache_prompt", True),
         **given,
@@ -301,7 +308,9 @@ async def _chunks(request: Request, asked: Asked, piece: Piece) -> AsyncIterator
                 if asked.job.request is None:
                     yield _end(asked.model, piece, "load")
             elif event.rendered is not None:
-                info = {"rendered_template": event.rendered}
+                info: Chunk = {"rendered_template": event.rendered}
+                if asked.num_images:
+                    info["image_count"] = asked.num_images
                 head = {"model": asked.model, "created_at": now_text()}
                 yield {**head, **piece(NOTHING), "done": False, "_debug_info": info}
             else:

@@ -9,7 +9,7 @@ Those that this version cannot show, and why:
   tools-routes through /v1              there is no such route yet; /api/chat is shown here
   embed.json, embedding-api's values    are vectors of encoder models, which are not supported
   embed-correlation, embed smoke        likewise: a decoder's vectors do not order words by meaning
-  vision, audio, image generation       no such models
+  vision, audio, image generation       no such models; debug renders count images all the same
 """
 
 import json
@@ -275,6 +275,7 @@ def rendered(server: Server, path: str = "generate", **body: Any) -> dict[str, A
 
 
 def test_jinja_debug_render(server: Server) -> None:
+    text = "compare [img] and [img]"
     plain = rendered(server, prompt="hi")["rendered_template"]
     assert rendered(server, "chat", messages=user("hi"))["rendered_template"] == plain
     assert "<|im_start|>user\nhi<|im_end|>" in plain
@@ -282,6 +283,15 @@ def test_jinja_debug_render(server: Server) -> None:
     with_context = rendered(server, prompt="hi", context=context)["rendered_template"]
     assert with_context.endswith(plain)
     assert "Remember Paris." in with_context
+    images = ["aGVsbG8=", "d29ybGQ="]
+    for found in (
+        rendered(server, prompt=text, images=images),
+        rendered(server, "chat", messages=[{"role": "user", "content": text, "images": images}]),
+    ):
+        assert "compare [img-0] and [img-1]" in found["rendered_template"]
+        assert found["image_count"] == 2
+    found = rendered(server, prompt="hi", images=images)
+    assert "[img-0][img-1]hi" in found["rendered_template"]
 
 
 def test_thinking_enabled_and_suppressed(server: Server) -> None:
