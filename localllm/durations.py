@@ -47,7 +47,10 @@ def parse_keep_alive(value: object) -> float:
     try:
         seconds = float(int(value) if isinstance(value, str) else value)
     except ValueError:
-        seconds = parse_duration(str(value))
+        try:
+            seconds = parse_duration(str(value))
+        except BadRequest as error:
+            raise BadRequest(f"{error} for keep_alive") from None
     except OverflowError:
         seconds = FOREVER
     if math.isnan(seconds):

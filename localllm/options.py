@@ -33,6 +33,8 @@ MEANINGLESS = frozenset(
     }
 )
 
+NAMES = INTEGERS | FLOATS | BOOLEANS | OBJECTS | {"stop"}
+
 log = logging.getLogger("localllm.server")
 
 

@@ -6,6 +6,7 @@ inside is valid Unicode.
 """
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from localllm.errors import BadRequest
+from localllm.options import NAMES
 
 WHITESPACE = " \t\r\n"
 MOST_BYTES = 128 << 20
 MOST_DIGITS = 308  # of a number that is still a float64
 _JSON_TYPES = {bool: "bool", int: "number", float: "number", str: "string", list: "array"}
+
+log = logging.getLogger("localllm.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,10 @@ class Shape:
         found = {}
         for key, item in value.items():
             name = key.lower()
-            if item is None or name not in self.fields:
+            if item is None:
+                continue
+            if name not in self.fields:
+                self._tell_ignored(name)
                 continue
             kind = self.fields[name]
             if not _is(item, kind):
@@ -60,6 +67,12 @@ class Shape:
                 )
             found[name] = item
         return found
+
+    def _tell_ignored(self, name: str) -> None:
+        if "options" in self.fields and name in NAMES:
+            log.warning("field %r belongs into options and was ignored", name)
+        else:
+            log.debug("field %r of %s is unknown and was ignored", name, self.name)
 
 
 def _is(item: object, kind: Kind) -> bool:

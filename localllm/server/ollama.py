@@ -251,7 +251,7 @@ def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
         template=fields.get("template") or resolved.recipe.template or "",
         is_final_template=bool(fields.get("template")),
         think=fields.get("think"),
-        format=fields.get("format"),
+        format=None if fields.get("format") == "" else fields.get("format"),
         options=options,
         stop=stop,
         logprobs=fields.get("top_logprobs", 0) if wants_logprobs else None,

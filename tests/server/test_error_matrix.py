@@ -4,9 +4,9 @@ Statuses differ from Ollama's in two rows on purpose: a wrong type of an option 
 none are the client's fault, so 400 and not 500. Texts that end in `...` are compared up to there:
 the rest is ours, and clients look at the beginning alone.
 
-Shown elsewhere: embeddings (test_embed), a full queue (test_lifecycle), clients that go away (test_generate), a prompt that
-does not fit (test_real_server), failed loads and dying runners (test_generate, test_models), memory
-(tests/daemon), the stream of a pull (tests/pull).
+Shown elsewhere: embeddings (test_embed), a full queue (test_lifecycle), clients that go away
+(test_generate), a prompt that does not fit (test_real_server), failed loads and dying runners
+(test_generate, test_models), memory (tests/daemon), the stream of a pull (tests/pull).
 Not here: image models and MLX models, which no GGUF file is; several missing capabilities at once,
 of which a request can only ask for one.
 """
