@@ -21,6 +21,7 @@ from localllm.options import check_options
 from localllm.server.body import ANY, ARRAY, BOOL, INT, OBJECT, STRING, Kind, Shape, read_body
 from localllm.server.images import settle_images
 from localllm.server.respond import Answer, Chunk, json_response, to_json
+from localllm.server.serving import SERVING_FIELDS, serving
 from localllm.server.state import state_of
 from localllm.server.times import now_text
 from localllm.server.work import Job, Started, run
@@ -33,7 +34,8 @@ THINK_LEVELS = ("high", "medium", "low", "max")
 _SHARED: Mapping[str, Kind] = {
     **{"model": STRING, "stream": BOOL, "format": ANY, "keep_alive": ANY, "options": OBJECT},
     **{"think": ANY, "truncate": BOOL, "shift": BOOL, "logprobs": BOOL, "top_logprobs": INT},
-    **{"_debug_render_only": BOOL, "exact": BOOL, "cache_prompt": BOOL, "cost_report": BOOL},
+    **{"_debug_render_only": BOOL, "cost_report": BOOL},
+    **SERVING_FIELDS,
 }
 GENERATE = Shape(
     "GenerateRequest",
@@ -85,7 +87,7 @@ async def generate(request: Request) -> Response:
         return _unloaded(request, resolved, model, _text_piece)
     await _check_generate(request, fields, resolved, model)
     given, num_images = _generate_input(fields, resolved)
-    ask = _request(fields, resolved, given) if prompt else None
+    ask = _request(request, fields, resolved, given) if prompt else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
     asked = Asked(
         model,
@@ -117,7 +119,7 @@ async def chat(request: Request) -> Response:
         await _check_capability(request, resolved, "tools")
     messages, num_images = settle_images(model, messages, is_render=_is_render(fields))
     given = {"messages": _with_recipe(resolved, messages), "tools": fields.get("tools") or None}
-    ask = _request(fields, resolved, given) if messages else None
+    ask = _request(request, fields, resolved, given) if messages else None
     job = Job(resolved.target, keep_alive, ask, _wants_progress(request))
     asked = Asked(
         model,
@@ -237,7 +239,7 @@ def _with_recipe(resolved: Resolved, messages: list[Fields]) -> list[Fields]:
     return whole
 
 
-def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
+def _request(request: Request, fields: Fields, resolved: Resolved, given: Fields) -> Generate:
     options = check_options({**resolved.recipe.parameters, **fields.get("options", {})})
     stop = options.pop("stop", [])
     if options.get("num_predict") == 0:
@@ -258,8 +260,7 @@ def _request(fields: Fields, resolved: Resolved, given: Fields) -> Generate:
         truncate=fields.get("truncate", True),
         shift=fields.get("shift", True),
         render_only=_is_render(fields),
-        exact=fields.get("exact", False),
-        cache_prompt=fields.get("cache_prompt", True),
+        **serving(request, fields),
         **given,
     )
 

@@ -24,6 +24,7 @@ from localllm.errors import (
     CloudModel,
     LocalLLMError,
     ModelNotFound,
+    TimedOut,
     UnsupportedModel,
 )
 
@@ -36,6 +37,7 @@ _STATUS: tuple[tuple[type[LocalLLMError], int], ...] = (
     (ModelNotFound, 404),
     (Busy, 503),
     (Cancelled, CLIENT_GONE),
+    (TimedOut, 504),
     (UnsupportedModel, 400),
 )
 

@@ -4,14 +4,16 @@ What every dialect's handler runs; it turns the events into its own chunks.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 
 from localllm.cost import Account
 from localllm.daemon import Daemon
+from localllm.errors import TimedOut
 from localllm.loaded import Lease, Target
-from localllm.messages import Ask, Delta, Loading
+from localllm.messages import Ask, Delta, Generate, Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ async def run(daemon: Daemon, job: Job) -> AsyncIterator[Event]:
         if job.wants_progress:
             news: asyncio.Queue[Loading] = asyncio.Queue()
             context = daemon.lease(job.target, job.keep_alive, news.put_nowait)
-            entering = asyncio.create_task(stack.enter_async_context(context))
+            entering = asyncio.create_task(_enter(stack, context, job))
             try:
                 async for loading in _until_done(entering, news):
                     yield loading
@@ -48,7 +50,7 @@ async def run(daemon: Daemon, job: Job) -> AsyncIterator[Event]:
                 await _abandon(entering)
             lease = entering.result()
         else:
-            lease = await stack.enter_async_context(daemon.lease(job.target, job.keep_alive))
+            lease = await _enter(stack, daemon.lease(job.target, job.keep_alive), job)
         yield Started(lease.account)
         if job.request is None:
             return
@@ -56,6 +58,22 @@ async def run(daemon: Daemon, job: Job) -> AsyncIterator[Event]:
         async with aclosing(running) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 yield delta
+
+
+async def _enter(
+    stack: AsyncExitStack, lease: AbstractAsyncContextManager[Lease], job: Job
+) -> Lease:
+    """Get the lease within the request's time. Raises TimedOut."""
+    request, seconds = job.request, None
+    if isinstance(request, Generate) and request.deadline is not None:
+        seconds = request.deadline - time.monotonic()
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await stack.enter_async_context(lease)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOut("the request timed out before the model was loaded") from None
 
 
 async def _until_done(

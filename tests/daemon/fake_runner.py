@@ -111,6 +111,9 @@ class FakeModel:
             print("Exception ignored in: kernel", file=sys.stderr, flush=True)
         if count == 2 and word == "hang":
             return None
+        if count == 2 and word == "late":
+            self._running.pop(number)
+            return Delta(number, error="the request timed out", error_kind="TimedOut")
         limit = request.options.get("num_predict", -1)
         if limit < 0:
             limit = 10**9 if word in ("forever", "raise", "exit", "die", "hang") else 3
@@ -145,6 +148,9 @@ class FakeModel:
             return f"{self.free_bytes} " if count == 0 else ""
         if word == "options":
             return repr((request.options, request.stop)) if count == 0 else ""
+        if word == "serving":
+            fields = (request.exact, request.cache_prompt, request.salt, request.priority)
+            return repr((*fields, request.deadline is not None)) if count == 0 else ""
         return "\N{SLIGHTLY SMILING FACE}" if word == "smile" else f"{count} "
 
 

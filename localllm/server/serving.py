@@ -1,0 +1,36 @@
+"""The fields by which a request says how it wants to be served; every dialect may have them.
+
+Not here: what becomes of them (engine/).
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from localllm.errors import BadRequest
+from localllm.server.body import BOOL, INT, STRING, Kind
+
+LONGEST_TIMEOUT = 1e9  # seconds; event loops cannot count much further
+
+SERVING_FIELDS: Mapping[str, Kind] = {
+    **{"exact": BOOL, "cache_prompt": BOOL, "cache_salt": STRING},
+    **{"priority": INT, "timeout": Kind((int, float), "float64")},
+}
+
+
+def serving(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `messages.Generate`. Raises BadRequest. The time of a `timeout` begins now."""
+    timeout = fields.get("timeout")
+    if timeout is not None and timeout <= 0:
+        raise BadRequest(f"timeout must be more than 0 seconds, got {timeout:g}")
+    # Callers with different keys share nothing, whatever salt they ask for.
+    salt = (request.state.caller, fields.get("cache_salt", ""))
+    return {
+        "exact": fields.get("exact", False),
+        "cache_prompt": fields.get("cache_prompt", True),
+        "salt": ":".join(salt) if any(salt) else "",
+        "priority": fields.get("priority", 0),
+        "deadline": None if timeout is None else time.monotonic() + min(timeout, LONGEST_TIMEOUT),
+    }
