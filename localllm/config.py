@@ -105,6 +105,9 @@ class Settings:
         None, _both("ISA"), "amx, avx512, avxvnni, avx2 or generic; default: the best there is"
     )
     weights: str = _setting("auto", "LOCALLLM_WEIGHTS", "auto, mapped or resident")
+    speculate: bool = _setting(
+        True, "LOCALLLM_SPECULATE", "guess tokens from the context and check several at once", _flag
+    )
     data_dir: Path = _setting(DATA_DIR, "LOCALLLM_DATA", "models, logs, history", _path)
     cache_dir: Path = _setting(CACHE_DIR, "LOCALLLM_CACHE", "compiled kernels", _path)
     ollama_models: Path = _setting(

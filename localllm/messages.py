@@ -91,6 +91,7 @@ class Generate:
     deadline: float | None = None
     exact: bool = False
     cache_prompt: bool = True
+    speculate: bool = True
     salt: str = ""
     log_id: str = ""
 
@@ -161,7 +162,8 @@ class Pulse:
 class Statistics:
     """What a request cost. Times in seconds; `prompt_tokens` includes the `cached_tokens`.
 
-    `prefix_miss` says why not all of the prompt was cached; empty when all was.
+    `prefix_miss` says why not all of the prompt was cached; empty when all was. Of the
+    `drafted_tokens`, which were guessed, the `accepted_tokens` were right.
     """
 
     prompt_tokens: int = 0

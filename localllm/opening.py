@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
 from localllm.config import WEIGHT_MODES, Settings
 from localllm.engine.engine import Engine
+from localllm.engine.speculation import Speculation
 from localllm.errors import BadRequest, BadSettings, LocalLLMError, OutOfMemory
 from localllm.gguf import GgufFile
 from localllm.memory import available_memory
@@ -162,6 +163,7 @@ def open_engine(
         max_running=settings.num_parallel,
         max_waiting=settings.max_queue,
         chunk=options.chunk,
+        speculation=Speculation() if settings.speculate else None,
     )
 
 

@@ -39,7 +39,7 @@ class TextRequest:
     num_ctx       most positions; None: the model's limit
     truncate      drop the oldest messages when they do not fit, instead of refusing
     shift, num_keep   as in `engine.Request`; a negative num_keep keeps the whole prompt
-    exact, cache_prompt, salt, priority, deadline   as in `engine.Request`
+    exact, cache_prompt, speculate, salt, priority, deadline   as in `engine.Request`
     """
 
     request_id: str
@@ -61,6 +61,7 @@ class TextRequest:
     num_keep: int = 0
     exact: bool = False
     cache_prompt: bool = True
+    speculate: bool = True
     salt: bytes = b""
     priority: int = 0
     deadline: float | None = None

@@ -186,6 +186,7 @@ def _text_request(request: Generate) -> TextRequest:
         num_keep=options.get("num_keep", DEFAULT_NUM_KEEP),
         exact=request.exact,
         cache_prompt=request.cache_prompt,
+        speculate=request.speculate,
         salt=request.salt.encode(),
         priority=request.priority,
         deadline=request.deadline,

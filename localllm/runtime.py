@@ -113,6 +113,7 @@ class LoadedModel:
                 replace(request.params, num_predict=num_predict),
                 cache_prompt=request.cache_prompt,
                 exact=request.exact,
+                speculate=request.speculate,
                 salt=request.salt,
                 priority=request.priority,
                 deadline=request.deadline,

@@ -267,6 +267,25 @@ class Sampler:
             np.array(ids, np.int32), np.array(repeat, np.float32), np.array(add, np.float32)
         )
 
+    @property
+    def num_edits(self) -> int:
+        """Most logits that the next draw's edits change."""
+        return len(self.counts) + len(self.bias)
+
+    def edits_ahead(self, tokens: Iterable[int]) -> list[Edits | None]:
+        """The edits of the next draw, and of each one after `tokens` if those are drawn."""
+        if not self.params.has_penalties:
+            edits = self.edits()
+            return [edits, *(edits for _ in tokens)]
+        window, counts = self.window, self.counts
+        self.window, self.counts = window.copy(), counts.copy()
+        ahead = [self.edits()]
+        for token in tokens:
+            self.observe(token)
+            ahead.append(self.edits())
+        self.window, self.counts = window, counts
+        return ahead
+
     def draw(self, row: Row) -> int:
         """The next token; advances the random stream and the window."""
         token = self._choose(row)

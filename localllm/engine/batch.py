@@ -37,7 +37,7 @@ class BatchBuilder:
                 self.tokens[start] = sequence.tokens[first]
                 self.positions[start] = first
             else:
-                self.tokens[start:end] = sequence.tokens[first : first + count]
+                self.tokens[start:end] = sequence.tokens[first : first + count] + segment.drafts
                 self.positions[start:end] = self.counting[first : first + count]
             starts.append(end)
             lengths.append(first + count)

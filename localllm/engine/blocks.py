@@ -235,6 +235,12 @@ class BlockPool:
         blocks = min(len(t) + g.num_available for g, t in zip(self.groups, sequence.tables))
         return blocks * self.block_size - sequence.num_computed
 
+    def spare(self, sequence: Sequence, num_kept: int) -> int:
+        """Positions after its known tokens that it can have if `num_kept` blocks stay available."""
+        fresh = min(g.num_available for g in self.groups) - num_kept
+        blocks = len(sequence.tables[0]) + max(0, fresh)
+        return blocks * self.block_size - sequence.num_tokens
+
     def grow(self, sequence: Sequence, num_positions: int) -> None:
         """Extend the tables to `num_positions`. Raises OutOfBlocks, and changes nothing."""
         lacking = -(-num_positions // self.block_size) - len(sequence.tables[0])

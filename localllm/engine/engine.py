@@ -24,6 +24,7 @@ from localllm.engine.eviction import Clock
 from localllm.engine.pace import Pace
 from localllm.engine.scheduler import Scheduler, Segment, Step
 from localllm.engine.sequence import FinishReason, Output, Request, Sequence, Sink
+from localllm.engine.speculation import Speculation
 from localllm.errors import BadRequest, Busy, Cancelled, PromptTooLong
 from localllm.masks import masked
 from localllm.sampling import Row, Sampler, top_logprobs
@@ -49,10 +50,14 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A sequence that is caught up, and the row of the result that gives its next token."""
+    """A sequence that is caught up, and the row of the result that gives its next token.
+
+    drafts   guesses of that token and the next ones; the rows after `row` follow them
+    """
 
     sequence: Sequence
     row: int
+    drafts: list[int]
 
 
 class Engine:
@@ -65,6 +70,7 @@ class Engine:
     chunk        known tokens that each sequence computes in a step; None: prompts are cut after
                  the measured times
     clock        seconds, the clock of the requests' deadlines
+    speculation  guesses tokens and has them checked several at a time; None: nothing is guessed
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Engine:
         max_waiting: int = 512,
         chunk: int | None = None,
         clock: Clock = time.monotonic,
+        speculation: Speculation | None = None,
     ) -> None:
         self.backend = backend
         self.clock = clock
@@ -100,6 +107,7 @@ class Engine:
             max_running=min(max_running, backend.max_segments, backend.max_rows),
         )
         self.most_requests = self.scheduler.max_running + max_waiting
+        self.speculation = speculation
         self.batches = BatchBuilder(backend, self.max_length)
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
@@ -173,6 +181,8 @@ class Engine:
         sequence = Sequence(request, sampler, sink, 0, max_length)
         # Here and not on the engine's thread.
         self.pool.keys_of(sequence)
+        if self.speculation is not None:
+            sequence.drafter = self.speculation.drafter(request)
         return sequence
 
     def _run(self) -> None:
@@ -226,14 +236,18 @@ class Engine:
         began = time.perf_counter()
         step = self.scheduler.plan(began)
         assert step, "there is work, but no step"
+        if self.speculation is not None:
+            self.speculation.plan(step, self.scheduler)
         edits: dict[int, Edits] = {}
         deliveries = self._deliveries(step, began, edits)
         result = self.backend.step(self.batches.build(step, edits))
         self.num_steps += 1
         self.scheduler.commit(step)
-        if step.num_generated == len(step.generated):
+        if step.num_generated - step.num_drafts == len(step.generated):
             seconds = time.perf_counter() - began
             self.pace.observe(step.num_generated, step.num_prompt, seconds)
+            if self.speculation is not None and not step.num_prompt:
+                self.speculation.observe(step, seconds)
         self._draw(step, deliveries, edits, result)
 
     def _deliveries(self, step: Step, began: float, edits: dict[int, Edits]) -> list[Delivery]:
@@ -247,10 +261,11 @@ class Engine:
             num_rows = segment.num_rows
             row += num_rows
             if num_rows and segment.is_last and sequence.pooler is None:
-                edited = sequence.sampler.edits()
-                if edited is not None:
-                    edits[row - 1] = edited
-                deliveries.append(Delivery(sequence, row - 1))
+                first = row - 1 - len(segment.drafts)
+                for i, edited in enumerate(sequence.sampler.edits_ahead(segment.drafts)):
+                    if edited is not None:
+                        edits[first + i] = edited
+                deliveries.append(Delivery(sequence, first, segment.drafts))
         return deliveries
 
     def _draw(
@@ -270,14 +285,22 @@ class Engine:
                 self._emit_progress(segment)
             row += segment.num_rows
         for delivery in deliveries:
-            sequence = delivery.sequence
-            if sequence.request.request_id not in self._sequences:
-                continue
-            drawn_from = Row(result, delivery.row, edits.get(delivery.row))
+            if delivery.sequence.request.request_id in self._sequences:
+                self._draw_for(delivery, edits, result)
+
+    def _draw_for(self, delivery: Delivery, edits: dict[int, Edits], result: StepResult) -> None:
+        """Draw the sequence's next token, and further ones as long as they were guessed right."""
+        sequence, drafts = delivery.sequence, delivery.drafts
+        sequence.num_drafted += len(drafts)
+        for row, draft in enumerate([*drafts, None], start=delivery.row):
+            drawn_from = Row(result, row, edits.get(row))
             if not math.isfinite(drawn_from.lse):
                 self._finish(sequence, "error", "the model computed a number that is not finite")
-                continue
-            self._advance(sequence, drawn_from)
+                return
+            if self._advance(sequence, drawn_from) != draft or draft is None:
+                return
+            sequence.num_accepted += 1
+            self.scheduler.accept(sequence)
 
     def _pool(self, segments: list[Segment], result: StepResult) -> None:
         """Take in the hidden states; a text whose last one is there is done."""
@@ -307,16 +330,16 @@ class Engine:
         done = segment.first + segment.count
         self._emit(sequence, Output(sequence.request.request_id, prompt_done=done))
 
-    def _advance(self, sequence: Sequence, row: Row) -> None:
-        """Draw the sequence's next token, and see whether that ends it."""
+    def _advance(self, sequence: Sequence, row: Row) -> int | None:
+        """Draw the sequence's next token; None if it does not go on from there."""
         request = sequence.request
         params = request.params
         if params.num_predict == 0:
             self._finish(sequence, "length")
-            return
+            return None
         token = self._drawn(sequence, row)
         if token is None:
-            return
+            return None
         output = Output(request.request_id, token)
         if params.logprobs is not None:
             output.logprob = row.raw.item(token) - row.raw_lse
@@ -326,8 +349,11 @@ class Engine:
         reason = self._end(sequence, token)
         if reason is not None:
             self._finish(sequence, reason, output=output)
-        elif sequence.num_tokens >= sequence.max_length:
+            return None
+        if sequence.num_tokens >= sequence.max_length:
             self._shift(sequence)
+            return None
+        return token
 
     def _drawn(self, sequence: Sequence, row: Row) -> int | None:
         """The next token, under the request's constraint; None: that failed, and ended it."""
@@ -367,6 +393,8 @@ class Engine:
         """Drop the older half; the sequence goes on as soon as the rest is computed again."""
         self.scheduler.remove(sequence)
         sequence.shift()
+        if self.speculation is not None:
+            sequence.drafter = self.speculation.drafter(sequence.request)
         self.scheduler.add(sequence)
 
     def _finish(

@@ -28,21 +28,27 @@ RECOMPUTE = 32  # generated tokens of one sequence that are computed again in on
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens [first, first + count) of a sequence, all of one role."""
+    """Tokens [first, first + count) of a sequence, all of one role.
+
+    drafts  the last of them, which are not known but guessed
+    """
 
     sequence: Sequence
     first: int
     count: int
     is_generated: bool
+    drafts: list[int] = field(default_factory=list)
 
     @property
     def is_last(self) -> bool:
         """After it all known tokens are computed: its last row gives the next token."""
-        return self.first + self.count == self.sequence.num_tokens
+        return self.first + self.count - len(self.drafts) == self.sequence.num_tokens
 
     @property
     def num_rows(self) -> int:
-        return self.count if self.sequence.wants_all_rows else int(self.is_last)
+        if self.sequence.wants_all_rows:
+            return self.count
+        return 1 + len(self.drafts) if self.is_last else 0
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class Step:
     pooled: list[Segment] = field(default_factory=list)
     num_generated: int = 0
     num_prompt: int = 0
+    num_drafts: int = 0
 
     def __iter__(self) -> Iterator[Segment]:
         yield from self.generated
@@ -138,8 +145,31 @@ class Scheduler:
     def commit(self, step: Step) -> None:
         """The step is computed."""
         for segment in step:
-            segment.sequence.num_computed += segment.count
+            segment.sequence.num_computed += segment.count - len(segment.drafts)
             self.pool.commit(segment.sequence)
+
+    def draft_room(self, step: Step, segment: Segment) -> int:
+        """How many guesses the segment can have, so that nobody goes short of blocks for them."""
+        num_tokens = self.max_tokens - step.num_generated - step.num_prompt
+        positions = self.pool.spare(segment.sequence, len(self.running))
+        return min(num_tokens, self._rows, positions)
+
+    def draft(self, step: Step, segment: Segment, drafts: list[int]) -> None:
+        """Let a segment of the step compute guesses, too, as far as there is room."""
+        drafts = drafts[: max(0, self.draft_room(step, segment))]
+        if not drafts:
+            return
+        segment.drafts = drafts
+        segment.count += len(drafts)
+        step.num_generated += len(drafts)
+        step.num_drafts += len(drafts)
+        self._rows -= len(drafts)
+        self.pool.grow(segment.sequence, segment.first + segment.count)
+
+    def accept(self, sequence: Sequence) -> None:
+        """A guess was right: the newest token is computed. Wrong ones are written over."""
+        sequence.num_computed += 1
+        self.pool.commit(sequence)
 
     def _make_place(self) -> None:
         """Preempt one for somebody of a better priority, for whom there was no room."""

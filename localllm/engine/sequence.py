@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.drafts import Drafter
 from localllm.engine.pooling import Pooler
 from localllm.engine.prefix import BlockHash, TextHash
 from localllm.models.spec import Pooling
@@ -60,6 +61,7 @@ class Request:
     num_prompt    how many of `tokens` are prompt, the others are taken as generated; None: all
     constraint    of the new tokens, of this request alone
     pooling       nothing is generated: the end comes with a vector, made so of the hidden states
+    speculate     False: compute one token after the other, guess none
     observer      is called on the engine thread with (position, float32 logits [n, vocab]) for
                   every token in order; the array is valid during the call only
     """
@@ -79,6 +81,7 @@ class Request:
     num_prompt: int | None = None
     constraint: Constraint | None = None
     pooling: Pooling | None = None
+    speculate: bool = True
     observer: LogitsObserver | None = None
 
 
@@ -90,6 +93,7 @@ class Stats:
     queue_seconds    submitted to first scheduled
     prompt_seconds   first scheduled to first new token
     decode_seconds   first new token to the end
+    drafted_tokens   guesses that were checked; accepted_tokens: those that were right
     prefix_miss      why not all of the prompt was cached, in a few words; empty when all was
     """
 
@@ -102,6 +106,8 @@ class Stats:
     num_preemptions: int = 0
     num_shifts: int = 0
     prefix_miss: str = ""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -133,6 +139,7 @@ class Sequence:
 
     tables       one block table per KV group: entry p // block size holds position p
     first_held   per group: table entries before it fell out of the window and are not ours
+    drafter      guesses the next tokens; None: nobody does
     chain        hash of everything up to the last published block; text_chain: of the tokens alone
     keys         of the prompt's full blocks in the prefix index; cached_depth: known when last seen
     is_urgent    waited too long: goes before all that did not, and keeps its blocks
@@ -142,6 +149,7 @@ class Sequence:
         "arrival",
         "cached_depth",
         "chain",
+        "drafter",
         "emitted",
         "finished_at",
         "first_held",
@@ -149,8 +157,10 @@ class Sequence:
         "is_urgent",
         "keys",
         "max_length",
+        "num_accepted",
         "num_cached",
         "num_computed",
+        "num_drafted",
         "num_preemptions",
         "num_prompt",
         "num_published",
@@ -187,6 +197,9 @@ class Sequence:
         self.cached_depth = 0
         self.num_preemptions = 0
         self.num_shifts = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
+        self.drafter: Drafter | None = None
         self.tables: list[array[int]] = []
         self.first_held: list[int] = []
         self.num_published = 0
@@ -268,4 +281,6 @@ class Sequence:
             num_preemptions=self.num_preemptions,
             num_shifts=self.num_shifts,
             prefix_miss=self.prefix_miss,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
         )

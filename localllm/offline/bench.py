@@ -252,6 +252,7 @@ class Probe:
             tokens,
             params,
             cache_prompt=salt is not None,
+            speculate=False,
             salt=salt or b"",
         )
 

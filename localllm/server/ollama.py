@@ -360,6 +360,8 @@ def _final(
         "eval_duration": _nanoseconds(stats.decode_seconds),
         "context": None if asked.is_raw else delta.tokens,
         "prompt_cached_count": stats.cached_tokens,
+        "draft_count": stats.drafted_tokens,
+        "draft_accepted_count": stats.accepted_tokens,
         "dropped_messages": dropped,
         "cost": account.report() if asked.wants_cost else None,
     }

@@ -16,7 +16,7 @@ LONGEST_TIMEOUT = 1e9  # seconds; event loops cannot count much further
 
 SERVING_FIELDS: Mapping[str, Kind] = {
     **{"exact": BOOL, "cache_prompt": BOOL, "cache_salt": STRING},
-    **{"priority": INT, "timeout": Kind((int, float), "float64")},
+    **{"priority": INT, "timeout": Kind((int, float), "float64"), "speculate": BOOL},
 }
 
 
@@ -31,6 +31,7 @@ def serving(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
         "exact": fields.get("exact", False),
         "cache_prompt": fields.get("cache_prompt", True),
         "salt": ":".join(salt) if any(salt) else "",
+        "speculate": fields.get("speculate", True),
         "priority": fields.get("priority", 0),
         "deadline": None if timeout is None else time.monotonic() + min(timeout, LONGEST_TIMEOUT),
     }
