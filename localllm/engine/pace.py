@@ -37,7 +37,8 @@ class Pace:
             return min(FLOOR if decoding else FIRST, self.max_tokens)
         seconds = ALONE_SECONDS
         if decoding:
-            seconds = min(SHARED_SECONDS, 2 * (self.decode_seconds or SHARED_SECONDS))
+            # Until a step without prompts was measured, decoding counts as quick.
+            seconds = min(SHARED_SECONDS, 2 * (self.decode_seconds or 0.0))
         tokens = int(seconds / self.prompt_token_seconds)
         return min(max(FLOOR, tokens), self.max_tokens)
 
