@@ -17,6 +17,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -49,6 +50,8 @@ LOAD_STALL_SECONDS = 300.0
 # Between two looks at a runner that works, and what a look may be late.
 WATCH_SECONDS = 2.0
 EXIT_SECONDS = 3.0
+# For output that a process left behind; another process may hold the pipe.
+LAST_WORDS_SECONDS = 1.0
 # Numba prints this when a kernel raised, and goes on with wrong numbers.
 FATAL_OUTPUT = "Exception ignored"
 LIKELY_CAUSES: dict[int, str] = {
@@ -91,7 +94,8 @@ class RunnerProcess:
         self._reason: str | None = None
         self._on_loading: Callable[[Loading], None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._read_output())]
+        self._reading = asyncio.create_task(self._read())
+        self._reading_output = asyncio.create_task(self._read_output())
 
     @classmethod
     async def start(
@@ -109,7 +113,11 @@ class RunnerProcess:
     ) -> "RunnerProcess":
         """Take over a process that was started before there was an event loop."""
         launched.socket.setblocking(False)
-        streams = await asyncio.open_unix_connection(sock=launched.socket, limit=1 << 20)
+        try:
+            streams = await asyncio.open_unix_connection(sock=launched.socket, limit=1 << 20)
+        except BaseException:
+            launched.abandon()
+            raise
         return cls(launched.process, *streams, stall_seconds)
 
     @property
@@ -202,6 +210,7 @@ class RunnerProcess:
         self.retire()
         await self._wait_for_exit()
         self._end_requests()
+        await self._release()
 
     def kill(self, reason: str) -> None:
         """End the process at once; its requests get `reason`."""
@@ -298,6 +307,7 @@ class RunnerProcess:
             log.error("runner %d: %s", self.pid, self._reason)
         self._fail_load(RunnerDied(self._reason))
         self._end_requests()
+        await self._release()
 
     def _cause(self, code: int) -> str:
         """What to tell a person about a runner that exited with `code`."""
@@ -330,13 +340,29 @@ class RunnerProcess:
         self.closed.set()
         return code
 
+    async def _release(self) -> None:
+        """Close what connected us to a process that is gone, once its last words are read."""
+        await asyncio.wait({self._reading_output}, timeout=LAST_WORDS_SECONDS)
+        self._reading_output.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
     async def _read_output(self) -> None:
-        """Log the runner's standard error; some lines mean that its numbers are wrong."""
+        """Log the runner's standard error until it ends."""
         assert self._process.stderr is not None
         reader = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._process.stderr
         )
+        try:
+            await self._log_lines(reader)
+        finally:
+            transport.close()
+
+    async def _log_lines(self, reader: asyncio.StreamReader) -> None:
+        """Some lines mean that the runner's numbers are wrong."""
         while line := await _read_line(reader):
             text = line.decode(errors="replace").rstrip()
             self.last_output.append(text)
