@@ -256,3 +256,13 @@ def _meant(name: str, known: list[str]) -> str:
 def process_environment() -> dict[str, str]:
     """The process's environment, for children that are started with some of it changed."""
     return dict(os.environ)
+
+
+def takes_escapes() -> bool:
+    """Whether terminals take escape codes, as far as the environment tells."""
+    return os.environ.get("TERM") != "dumb"
+
+
+def takes_colors() -> bool:
+    """Whether terminals take colours, and the user wants them (https://no-color.org)."""
+    return takes_escapes() and not os.environ.get("NO_COLOR")

@@ -6,6 +6,7 @@ import time
 import unicodedata
 from typing import Any, TextIO
 
+from localllm.config import takes_colors, takes_escapes
 from localllm.durations import format_duration
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -23,7 +24,7 @@ class Status:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._is_shown = False
-        self._works = self._stream.isatty()
+        self._works = self._stream.isatty() and takes_escapes()
         self._drawn_at = 0.0
         self._frame = 0
 
@@ -88,13 +89,13 @@ class Wrapper:
 
     def __init__(self, stream: TextIO | None = None, *, wraps: bool = True) -> None:
         self._stream = stream or sys.stdout
-        self._wraps = wraps and self._stream.isatty()
+        self._wraps = wraps and self._stream.isatty() and takes_escapes()
         self._column = 0
         self._word = ""
 
     def mark(self, escape: str) -> None:
         """Change the colour, on a terminal."""
-        if self._stream.isatty():
+        if self._stream.isatty() and takes_colors():
             self._stream.write(escape)
 
     def write(self, text: str) -> None:

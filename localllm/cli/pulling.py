@@ -10,7 +10,7 @@ from typing import Any, Protocol, TextIO
 
 from localllm.cli.formats import size_text
 from localllm.client import Client
-from localllm.config import load_settings
+from localllm.config import load_settings, takes_escapes
 from localllm.pull.events import Event, Status
 from localllm.pull.folders import import_folder
 from localllm.store import Store
@@ -25,7 +25,8 @@ SMALLEST_BAR = 5
 
 def pull_model(client: Client, model: str, *, is_insecure: bool = False) -> None:
     """Have the daemon pull a model, and show how it goes on standard error."""
-    board: Board = TerminalBoard(sys.stderr) if sys.stderr.isatty() else PlainBoard(sys.stderr)
+    is_drawn = sys.stderr.isatty() and takes_escapes()
+    board: Board = TerminalBoard(sys.stderr) if is_drawn else PlainBoard(sys.stderr)
     body = {"model": model, "insecure": is_insecure}
     try:
         with closing(client.stream("/api/pull", body)) as chunks:
