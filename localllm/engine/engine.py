@@ -187,6 +187,8 @@ class Engine:
 
     def _run(self) -> None:
         while self._receive():
+            # Who was cancelled, or out of time, need not wait for the others' step.
+            self._deliver()
             try:
                 self._step()
             except Exception as error:
