@@ -144,6 +144,7 @@ def merge(base: Recipe, change: Recipe) -> Recipe:
         parameters={**base.parameters, **change.parameters},
         messages=base.messages if change.messages is None else change.messages,
         licenses=[*base.licenses, *change.licenses],
+        config=change.config,
     )
 
 

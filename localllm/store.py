@@ -79,13 +79,17 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What distinguishes a new model from the file or the model it is made from."""
+    """What distinguishes a new model from the file or the model it is made from.
+
+    config  entries of the config blob that differ
+    """
 
     system: str | None = None
     template: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, str]] | None = None
     licenses: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_digest(text: str) -> str:
@@ -280,7 +284,7 @@ class Store:
         if recipe.messages:
             layers.append(self.add_bytes("messages", _json([dict(m) for m in recipe.messages])))
         layers += [self.add_bytes("license", text.encode()) for text in recipe.licenses]
-        config_layer = self.add_bytes("config", _json(dict(config)))
+        config_layer = self.add_bytes("config", _json({**config, **recipe.config}))
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,

@@ -97,6 +97,7 @@ def describe(found: dict[str, Any], *, verbose: bool = False) -> str:
         ("context length", str(info.get(f"{architecture}.context_length", ""))),
         ("embedding length", str(info.get(f"{architecture}.embedding_length", ""))),
         ("quantization", details["quantization_level"]),
+        ("requires", found.get("requires", "")),
     ]
     parts = [
         section("Model", [fact for fact in facts if fact[1]]),
@@ -194,6 +195,7 @@ def _body_of(modelfile: Modelfile, folder: Path) -> dict[str, Any]:
         "parameters": modelfile.parameters,
         "messages": modelfile.messages,
         "license": modelfile.licenses,
+        **modelfile.config,
     }
     return {key: value for key, value in values.items() if value}
 

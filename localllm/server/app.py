@@ -63,6 +63,11 @@ async def status(_: Request) -> Response:
     return json_response({"cloud": {"disabled": True, "source": "env"}})
 
 
+async def recommendations(_: Request) -> Response:
+    """GET /api/experimental/model-recommendations: there are none."""
+    return json_response({"recommendations": []})
+
+
 async def shutdown(request: Request) -> Response:
     """POST /api/shutdown: end an idle daemon, for who knows the secret."""
     state = state_of(request)
@@ -80,6 +85,7 @@ ROUTES = (
     ("GET", "/metrics", metrics.metrics),
     ("GET", "/api/version", version),
     ("GET", "/api/status", status),
+    ("GET", "/api/experimental/model-recommendations", recommendations),
     ("GET", "/api/tags", models.tags),
     ("GET", "/api/ps", models.ps),
     ("POST", "/api/show", models.show),

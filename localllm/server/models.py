@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from localllm.loaded import LoadedModel
 from localllm.modelfile import parameter_lines, write_modelfile
 from localllm.names import ModelName
 from localllm.options import check_options
+from localllm.origin import config_changes
 from localllm.server.body import ANY, ARRAY, BOOL, OBJECT, STRING, Shape, read_body
 from localllm.server.pull import pull_chunks
 from localllm.server.respond import Answer, Chunk, json_response
@@ -26,7 +28,10 @@ from localllm.text.go_parser import parse
 
 SHOW = Shape(
     "ShowRequest",
-    {"model": STRING, "name": STRING, "verbose": BOOL, "system": STRING, "options": OBJECT},
+    {
+        **{"model": STRING, "name": STRING, "verbose": BOOL, "options": OBJECT},
+        **{"system": STRING, "template": STRING},
+    },
 )
 COPY = Shape("CopyRequest", {"source": STRING, "destination": STRING})
 DELETE = Shape("DeleteRequest", {"model": STRING, "name": STRING})
@@ -36,12 +41,13 @@ CREATE = Shape(
         **{"model": STRING, "name": STRING, "from": STRING, "files": OBJECT, "stream": BOOL},
         **{"system": STRING, "template": STRING, "license": ANY, "parameters": OBJECT},
         **{"messages": ARRAY, "adapters": OBJECT, "quantize": STRING, "quantization": STRING},
-        **{"renderer": STRING, "parser": STRING, "remote_host": STRING, "draft_files": OBJECT},
+        **{"renderer": STRING, "parser": STRING, "requires": STRING, "info": OBJECT},
+        **{"remote_host": STRING, "draft_files": OBJECT, "draft_quantize": STRING},
     },
 )
 NOT_SUPPORTED = (
-    *("adapters", "quantize", "quantization", "renderer", "parser", "remote_host"),
-    "draft_files",
+    *("adapters", "quantize", "quantization", "remote_host", "draft_files"),
+    "draft_quantize",
 )
 
 log = logging.getLogger("localllm.server")
@@ -106,31 +112,38 @@ async def show(request: Request) -> Response:
     except ModelNotFound:
         raise ModelNotFound(f"model '{ModelName.parse(model)}' not found") from None
     found = await state.catalog.describe(resolved.target.path, verbose=fields.get("verbose", False))
-    recipe = resolved.recipe
+    recipe = _shown_recipe(resolved.recipe, fields)
+    config = resolved.stored.config if resolved.stored else {}
     optional = {
         "license": "\n".join(recipe.licenses),
         "parameters": "\n".join(parameter_lines(recipe.parameters)),
         "template": recipe.template or found.template,
-        "system": fields.get("system") or recipe.system,
+        "system": recipe.system,
         "messages": recipe.messages,
+        **{key: config.get(key) for key in ("renderer", "parser", "requires")},
     }
-    details = {
-        **details_of({}),
-        "family": found.architecture,
-        "families": [found.architecture],
-        "parameter_size": found.parameter_size,
-        "quantization_level": found.quantization,
-    }
+    known = {**found.config, **{key: value for key, value in config.items() if value}}
+    name, path = resolved.target.name, str(resolved.target.path)
     return json_response(
         {
             **{key: value for key, value in optional.items() if value},
-            "modelfile": write_modelfile(resolved.target.name, str(resolved.target.path), recipe),
-            "details": details,
+            "modelfile": write_modelfile(name, path, recipe, config),
+            "details": details_of(known),
             "model_info": _model_info(request, found.model_info, model),
             "tensors": found.tensors,
             "capabilities": await state.catalog.capabilities(resolved),
             "modified_at": local_text(_modified_at(resolved)),
         }
+    )
+
+
+def _shown_recipe(recipe: Recipe, fields: dict[str, Any]) -> Recipe:
+    """The recipe as it would be with what the request says."""
+    return replace(
+        recipe,
+        system=fields.get("system") or recipe.system,
+        template=fields.get("template") or recipe.template,
+        parameters={**recipe.parameters, **check_options(fields.get("options", {}))},
     )
 
 
@@ -222,6 +235,7 @@ def _recipe(fields: dict[str, Any]) -> Recipe:
         parameters=check_options(fields.get("parameters", {})),
         messages=messages,
         licenses=[licenses] if isinstance(licenses, str) else [str(text) for text in licenses],
+        config=config_changes(fields),
     )
 
 
@@ -247,6 +261,9 @@ async def _create(
                 if chunk["status"] != "success":
                     yield chunk
             model = await state.catalog.create_from_model(name, base, recipe)
+    for key in ("renderer", "parser"):
+        if fields.get(key):
+            yield {"status": f"the chat template of the model file serves as {key} {fields[key]}"}
     for layer in model.layers:
         yield {"status": f"using existing layer sha256:{layer.digest}"}
     yield {"status": "writing manifest"}

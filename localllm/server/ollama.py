@@ -240,7 +240,8 @@ def _with_recipe(resolved: Resolved, messages: list[Fields]) -> list[Fields]:
 
 
 def _request(request: Request, fields: Fields, resolved: Resolved, given: Fields) -> Generate:
-    options = check_options({**resolved.recipe.parameters, **fields.get("options", {})})
+    given_options = {k: v for k, v in fields.get("options", {}).items() if v is not None}
+    options = check_options({**resolved.recipe.parameters, **given_options})
     stop = options.pop("stop", [])
     if options.get("num_predict") == 0:
         # Ollama takes it for no limit.

@@ -132,6 +132,21 @@ ROWS: list[tuple[str, Body, int, str]] = [
     ("create", {"model": "x", "files": {"../m.gguf": "y"}}, 400, "file path must be relative"),
     ("create", {"model": "x", "files": {"m.gguf": "y"}}, 400, "invalid digest format"),
     ("create", {"model": "x", "files": {"m.safetensors": "y"}}, 400, "create: safetensors are not..."),
+    *(
+        ("create", {"model": "x", "from": "tiny", "info": {field: value}}, 400,
+         f'info field "{field}" {text}')
+        for field, value, text in (
+            ("model_family", 1, "must be a string"),
+            ("context_length", "1", "must be a number"),
+            ("context_length", -1, "must be a non-negative integer"),
+            ("colour", "red", "is not known"),
+        )
+    ),
+    ("create", {"model": "x", "from": "tiny", "requires": "new"}, 400,
+     "requires must be a valid semver (e.g. 0.14.0)"),
+    ("create", {"model": "x", "from": "tiny", "renderer": "y"}, 400, "unknown renderer 'y'"),
+    ("create", {"model": "x", "from": "tiny", "draft_quantize": "y"}, 400,
+     "create: 'draft_quantize' is not supported by this version"),
     ("create", {"model": "x", "from": "tiny", "template": "{{ if }}"}, 400, "template error: ..."),
 ]  # fmt: skip
 

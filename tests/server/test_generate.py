@@ -86,7 +86,7 @@ def test_recipe_of_a_model_comes_before_the_request(server: Server) -> None:
     answer = server.post(
         "/api/generate", model="made", prompt="options", stream=False, options=options
     )
-    merged = {"temperature": 0.0, "top_k": 3, "num_ctx": 4}
+    merged = {"temperature": 0.0, "seed": 1, "top_k": 3, "num_ctx": 4}
     assert answer.json()["response"] == repr((merged, ["x"]))
 
 

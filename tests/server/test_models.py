@@ -21,6 +21,7 @@ def names(server: Server) -> list[str]:
         ("HEAD", "/", 200, ""),
         ("HEAD", "/api/version", 200, ""),
         ("HEAD", "/api/tags", 200, ""),
+        ("GET", "/api/experimental/model-recommendations", 200, '{"recommendations":[]}'),
         ("GET", "/health", 200, '{"status":"ok"}'),
         ("GET", "/nope", 404, "404 page not found"),
         ("GET", "/api/tags/", 404, "404 page not found"),
@@ -147,6 +148,36 @@ def test_create_from_a_model_changes_only_what_is_said(server: Server) -> None:
     body = server.post("/api/show", model="derived").json()
     assert body["system"] == "one"
     assert body["parameters"].split() == ["seed", "3", "top_k", "2"]
+
+
+def test_config_is_kept_shown_and_inherited(server: Server) -> None:
+    info = {"model_family": "gemma", "parameter_size": "9B", "context_length": 77.0}
+    body = {"model": "kept", "from": "tiny", "info": info, "requires": "v0.14.0"}
+    formats = {"renderer": "qwen3-coder", "parser": "qwen3-coder"}
+    lines = server.post("/api/create", **body, **formats).text.splitlines()
+    notes = [json.loads(line)["status"] for line in lines]
+    assert "the chat template of the model file serves as parser qwen3-coder" in notes
+    server.post("/api/create", model="heir", **{"from": "kept"}, stream=False)
+    for name in ("kept", "heir"):
+        shown = server.post("/api/show", model=name).json()
+        assert (shown["renderer"], shown["requires"]) == ("qwen3-coder", "0.14.0")
+        assert "RENDERER qwen3-coder\nPARSER qwen3-coder\nREQUIRES 0.14.0\n" in shown["modelfile"]
+        assert (shown["details"]["family"], shown["details"]["parameter_size"]) == ("gemma", "9B")
+        (tag,) = [
+            m
+            for m in server.http.get("/api/tags").json()["models"]
+            if m["name"] == f"{name}:latest"
+        ]
+        assert tag["details"]["families"] == ["gemma"]
+        assert tag["details"]["context_length"] == 77
+
+
+def test_show_tells_what_a_model_would_be_with_other_fields(server: Server) -> None:
+    more = {"system": "Shout.", "template": "{{ .Prompt }}!", "options": {"seed": 3}}
+    shown = server.post("/api/show", model="tiny", **more).json()
+    assert shown["parameters"].split() == ["seed", "3"]
+    for text in ("Shout.", "{{ .Prompt }}!", "PARAMETER seed 3"):
+        assert text in shown["modelfile"]
 
 
 def test_uploaded_blob_becomes_a_model(server: Server) -> None:

@@ -39,10 +39,14 @@ def test_all_instructions_are_read() -> None:
 
 
 def test_instructions_that_are_not_supported_are_named() -> None:
-    assert parse_modelfile("FROM x\nADAPTER ./a.gguf\nPARSER p").unsupported == [
-        "ADAPTER",
-        "PARSER",
-    ]
+    assert parse_modelfile("FROM x\nADAPTER ./a.gguf\nDRAFT d").unsupported == ["ADAPTER", "DRAFT"]
+
+
+def test_formats_and_versions_are_kept() -> None:
+    text = "FROM x\nRENDERER qwen3-coder\nPARSER qwen3-coder\nREQUIRES v0.14.0\n"
+    config = {"renderer": "qwen3-coder", "parser": "qwen3-coder", "requires": "v0.14.0"}
+    assert parse_modelfile(text).config == config
+    assert text.partition("\n")[2] in write_modelfile("m", "x", Recipe(), config)
 
 
 @pytest.mark.parametrize(
