@@ -183,11 +183,11 @@ class Delta:
     """What became known about one request; the last one has a `done_reason` or an `error`.
 
     Entries of `logprobs` and `tool_calls` have Ollama's shape, but for a call's index. `tokens`
-    (prompt and answer) comes with the last delta if it was wanted, `rendered` with the only one of
-    `render_only`. `dropped_messages` counts the old messages that did not fit into the context.
-    `num_tokens` are the new ones that it stands for. `queue_position` counts from 1 while the
-    request waits. `vectors` are base64 of little-endian float32, one a text, of which
-    `dropped_tokens` did not fit into the context.
+    (prompt and answer) comes with the last delta if it was wanted, `rendered` and the prompt's
+    tokens with the only one of `render_only`. `dropped_messages` counts the old messages that did
+    not fit into the context. `num_tokens` are the new ones that it stands for. `queue_position`
+    counts from 1 while the request waits. `vectors` are base64 of little-endian float32, one a
+    text, of which `dropped_tokens` did not fit into the context.
     """
 
     request_id: int

@@ -38,6 +38,11 @@ NAMES = INTEGERS | FLOATS | BOOLEANS | OBJECTS | {"stop"}
 log = logging.getLogger("localllm.server")
 
 
+def merged(base: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of a model with those of a request, of which nulls count for nothing."""
+    return {**base, **{name: value for name, value in (given or {}).items() if value is not None}}
+
+
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that mean something, with their types. Raises BadRequest on a wrong type."""
     checked: dict[str, Any] = {}

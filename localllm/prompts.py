@@ -103,11 +103,11 @@ class PromptBuilder:
         return prompt
 
     def render(self, request: TextRequest) -> str:
-        """The text that the template makes of the messages, after that of an earlier exchange."""
-        if request.messages is None:
-            return request.prompt
+        """The text of the prompt: what the template makes of the messages, after the tokens'."""
         self._check_ids(request.tokens)
         earlier = self.tokenizer.decode(request.tokens, special=True).decode(errors="replace")
+        if request.messages is None:
+            return earlier + request.prompt
         with self._lock:
             voice = self._voice(request)
             head, start = split_start(request.messages)
@@ -120,6 +120,14 @@ class PromptBuilder:
         size = self.tokenizer.vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < size:
             raise BadRequest(f"the prompt has token ids outside 0 to {size - 1}")
+
+    def tokens(self, request: TextRequest) -> list[int]:
+        """The ids of the whole prompt, however many those are."""
+        self._check_ids(request.tokens)
+        with self._lock:
+            if request.messages is None:
+                return self._raw(request)
+            return self._encode(request, list(request.messages))
 
     def encode(self, text: str | bytes, *, parse_special: bool = False) -> list[int]:
         with self._lock:

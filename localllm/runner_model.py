@@ -54,8 +54,10 @@ class RunnerModel:
             return
         text_request = _text_request(request)
         if request.render_only:
-            rendered = self._model.prompts.render(text_request)
-            sink([Delta(request.request_id, rendered=rendered)])
+            prompts = self._model.prompts
+            rendered = prompts.render(text_request)
+            tokens = prompts.tokens(text_request) if request.want_tokens else None
+            sink([Delta(request.request_id, rendered=rendered, tokens=tokens)])
             return
         prompt = self._model.prepare(text_request)
         self._asked[text_request.request_id] = Asked(request, sink, prompt, [])

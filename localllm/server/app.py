@@ -28,7 +28,7 @@ from localllm.identity import Build, read_secret, version_body
 from localllm.launch import Launched
 from localllm.pull.apart import Pulls
 from localllm.request_id import FORMAT, RequestFilter
-from localllm.server import embed, metrics, models, ollama, openai, pull
+from localllm.server import embed, metrics, models, ollama, openai, pull, tokens
 from localllm.server.guard import Guard, Keys
 from localllm.server.respond import error_response, json_response
 from localllm.server.state import State, state_of
@@ -101,6 +101,8 @@ ROUTES = (
     ("POST", "/api/embed", embed.embed),
     ("POST", "/api/embeddings", embed.embeddings),
     ("POST", "/v1/embeddings", openai.embeddings),
+    ("POST", "/api/tokenize", tokens.tokenize),
+    ("POST", "/api/detokenize", tokens.detokenize),
     ("POST", "/api/shutdown", shutdown),
 )
 

@@ -22,7 +22,7 @@ from localllm.catalog import Resolved
 from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest, Cancelled, ModelNotFound
 from localllm.messages import Delta, Embed, Statistics
-from localllm.options import check_options
+from localllm.options import check_options, merged
 from localllm.server.body import ANY, BOOL, INT, OBJECT, STRING, Shape, read_body
 from localllm.server.respond import Answer, Chunk, ErrorOf, error_body, json_response
 from localllm.server.state import state_of
@@ -126,7 +126,7 @@ def _keep_alive(fields: Fields) -> float | None:
 
 def num_ctx_of(resolved: Resolved, options: Fields | None = None) -> int | None:
     """The context that a request's options or the model's own parameters ask for."""
-    options = check_options({**resolved.recipe.parameters, **(options or {})})
+    options = check_options(merged(resolved.recipe.parameters, options))
     num_ctx: int | None = options.get("num_ctx")
     return num_ctx
 

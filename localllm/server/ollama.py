@@ -17,7 +17,7 @@ from localllm.cost import Account
 from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest, ModelNotFound
 from localllm.messages import Delta, Generate, Loading, Statistics
-from localllm.options import check_options
+from localllm.options import check_options, merged
 from localllm.server.body import ANY, ARRAY, BOOL, INT, OBJECT, STRING, Kind, Shape, read_body
 from localllm.server.images import settle_images
 from localllm.server.respond import Answer, Chunk, json_response, to_json
@@ -240,8 +240,7 @@ def _with_recipe(resolved: Resolved, messages: list[Fields]) -> list[Fields]:
 
 
 def _request(request: Request, fields: Fields, resolved: Resolved, given: Fields) -> Generate:
-    given_options = {k: v for k, v in fields.get("options", {}).items() if v is not None}
-    options = check_options({**resolved.recipe.parameters, **given_options})
+    options = check_options(merged(resolved.recipe.parameters, fields.get("options")))
     stop = options.pop("stop", [])
     if options.get("num_predict") == 0:
         # Ollama takes it for no limit.

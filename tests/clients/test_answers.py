@@ -105,3 +105,27 @@ def test_a_template_that_refuses_an_order_of_roles_says_why(
         assert roles[0] == "system"
     body["messages"] = [{"role": "user", "content": "hi"}]
     assert server.post("/api/chat", **body).status_code == 200
+
+
+def test_texts_become_tokens_and_back(server: Server) -> None:
+    text = "Why is the sky blue? ☀ <|im_end|>"
+    found = server.post("/api/tokenize", model="smollm2", content=text).json()
+    assert found["model"] == "smollm2"
+    assert 5 < len(found["tokens"]) < len(text)
+    body = {"model": "smollm2", "prompt": text, "raw": True, "stream": False, "options": GREEDY}
+    counted = server.post("/api/generate", **body).json()["prompt_eval_count"]
+    assert counted == len(found["tokens"])
+    back = server.post("/api/detokenize", model="smollm2", tokens=found["tokens"]).json()
+    assert back == {"model": "smollm2", "content": text}
+    long = server.post("/api/tokenize", model="smollm2", content="word " * 20_000).json()["tokens"]
+    assert len(long) >= 20_000
+    for path, fields in (
+        ("tokenize", {"content": ""}),
+        ("detokenize", {"tokens": []}),
+    ):
+        answer = server.post(f"/api/{path}", model="smollm2", **fields)
+        assert not [value for key, value in answer.json().items() if key != "model" and value]
+    for tokens in ([-1], [10**9], ["a"]):
+        answer = server.post("/api/detokenize", model="smollm2", tokens=tokens)
+        assert answer.status_code == 400
+        assert "token ids" in answer.json()["error"]

@@ -41,7 +41,7 @@ class FakeModel:
         if word == "bug":
             raise ZeroDivisionError("a bug")
         if request.render_only:
-            sink([Delta(request.request_id, rendered=f"<{word}>")])
+            sink([Delta(request.request_id, rendered=f"<{word}>", tokens=[1, 2])])
             return
         with self._changed:
             self._running[request.request_id] = (request, sink, 0)
