@@ -144,14 +144,23 @@ class ReferenceOps:
         return tuple(self.product(x, linear) for linear in linears)
 
     def product(self, x: Floats, linear: Linear) -> Floats:
-        weight = self.weights.matrix(linear.weight)
-        out = np.empty((len(x), linear.weight.rows), np.float32)
-        panel = np.zeros((PANEL, linear.weight.cols), np.float32)
+        out = self.multiply(x, linear.weight)
+        if linear.bias is not None:
+            out = out + self.weights.vector(linear.bias)
+        if linear.low_rank is not None:
+            low = linear.low_rank
+            out = out + low.scale * self.multiply(self.multiply(x, low.down), low.up)
+        return out
+
+    def multiply(self, x: Floats, rows: Weight) -> Floats:
+        weight = self.weights.matrix(rows)
+        out = np.empty((len(x), rows.rows), np.float32)
+        panel = np.zeros((PANEL, rows.cols), np.float32)
         for first in range(0, len(x), PANEL):
             part = x[first : first + PANEL]
             panel[: len(part)] = part
             out[first : first + PANEL] = (panel @ weight.T)[: len(part)]
-        return out if linear.bias is None else out + self.weights.vector(linear.bias)
+        return out
 
     def attend(
         self, q: Floats, k: Floats, v: Floats, layer: int, attention: AttentionSpec

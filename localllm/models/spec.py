@@ -35,11 +35,21 @@ class Vector:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to a linear: scale * up (down x). down: [rank, cols], up: [rows, rank]."""
+
+    down: Weight
+    up: Weight
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """y = W x (+ b)."""
+    """y = W x (+ b) (+ what an adapter adds)."""
 
     weight: Weight
     bias: Vector | None = None
+    low_rank: LowRank | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ its argument block still open; the form that a later operation needs is then wri
 and the quantisation of its result are one pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.backends import Floats
 from localllm.backends.cpu import making
@@ -48,12 +48,9 @@ class CpuOps:
         return self._made(x.width, x.narrow, maker)
 
     def linear(self, x: Act, *linears: Linear) -> tuple[Act, ...]:
-        outs = []
-        for i, linear in enumerate(linears):
-            out = self._new(linear.weight.rows, narrow=x.narrow)
-            more = i + 1 < len(linears)
-            self._product(x, linear, self._real(out), more=more)
-            outs.append(out)
+        outs = [self._new(linear.weight.rows, narrow=x.narrow) for linear in linears]
+        targets = [self._target(self._real(out), out.width, narrow=x.narrow) for out in outs]
+        self._products(x, list(zip(linears, targets)))
         return tuple(outs)
 
     def attend(self, q: Act, k: Act, v: Act, layer: int, attention: AttentionSpec) -> Act:
@@ -83,7 +80,8 @@ class CpuOps:
 
     def add_linear(self, x: Act, y: Act, linear: Linear, scale: float) -> Act:
         """Into x's own memory, in the product's epilogue."""
-        self._product(y, linear, self._real(x), residual=True, scale=scale)
+        target = self._target(self._real(x), x.width, narrow=x.narrow)
+        self._products(y, [(linear, replace(target, residual=True, scale=scale))])
         return Act(x.width, x.narrow, Forms(real=x.forms.real))
 
     def rows(self, x: Act) -> Act:
@@ -108,7 +106,7 @@ class CpuOps:
         assert x.narrow
         stride = self.context.step.logits.shape[1]
         out = self.context.logits_address
-        self._product(x, output, out, scale=scale, stride=stride, final=True)
+        self._products(x, [(output, Target(out, stride, scale=scale, narrow=True, final=True))])
         if softcap is not None:
             making.soften(self.context, softcap)
         return Act(output.weight.rows, True, Forms())
@@ -145,23 +143,33 @@ class CpuOps:
             real = self._real(x)
             making.pack(self.context, real, forms.tiles.address, x.width, narrow=x.narrow)
 
-    def _product(
-        self,
-        x: Act,
-        linear: Linear,
-        out: int,
-        *,
-        residual: bool = False,
-        scale: float = 1.0,
-        more: bool = False,
-        stride: int | None = None,
-        final: bool = False,
-    ) -> None:
-        exact = self.context.is_exact(linear.weight)
-        if exact:
+    def _target(self, address: int, width: int, *, narrow: bool) -> Target:
+        return Target(address, self.context.stride(width), narrow=narrow)
+
+    def _products(self, x: Act, pairs: list[tuple[Linear, Target]]) -> None:
+        """Products of one input; then, for those with an adapter, what that adds to each.
+
+        Both steps of an adapter are products like the others, so that a token's role decides about
+        their arithmetic, too.
+        """
+        first, second = list(pairs), []
+        for linear, target in pairs:
+            low = linear.low_rank
+            if low is not None:
+                inner = self._new(low.down.rows, narrow=x.narrow)
+                to = self._target(self._real(inner), inner.width, narrow=x.narrow)
+                first.append((Linear(low.down), replace(to, final=target.final)))
+                scale = target.scale * low.scale
+                more = replace(target, residual=True, scale=scale)
+                second.append((inner, Linear(low.up), more))
+        for n, (linear, target) in enumerate(first, 1):
+            self._product(x, linear, target, more=n < len(first))
+        for n, (inner, linear, target) in enumerate(second, 1):
+            self._product(inner, linear, target, more=n < len(second))
+
+    def _product(self, x: Act, linear: Linear, target: Target, *, more: bool) -> None:
+        if self.context.is_exact(linear.weight):
             self._real(x)
         else:
             self._quantise(x)
-        stride = stride or self.context.stride(linear.weight.rows)
-        target = Target(out, stride, residual, scale, x.narrow, final)
         product(self.context, x.forms, linear, target, more=more)
