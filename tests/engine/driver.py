@@ -8,7 +8,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.sequence import Output, Request
 from localllm.sampling import SamplingParams
 
-PATIENCE = 60
+PATIENCE = 300
 
 
 class Client:
