@@ -128,3 +128,15 @@ def test_stopped_process_is_killed_too() -> None:
             await answer(runner, "hi")
 
     run(test, stall=0.3)
+
+
+def test_kill_for_lack_of_memory_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((4, 5))
+    monkeypatch.setattr("localllm.runner_process.num_oom_kills", lambda: next(counts))
+
+    async def test(runner: RunnerProcess) -> None:
+        await runner.load(Load("/x.gguf"))
+        with pytest.raises(RunnerDied, match="SIGKILL: the system had run out of memory"):
+            await answer(runner, "die")
+
+    run(test)

@@ -3,12 +3,17 @@
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from localllm.config import Settings
 from localllm.errors import BadRequest, OutOfMemory
+from localllm.gguf import GgufFile
+from localllm.models import read_spec
 from localllm.models.spec import KVGroup
-from localllm.opening import block_bytes, plan_kv
+from localllm.opening import EngineOptions, MemoryPlan, block_bytes, plan_kv, plan_memory
+from localllm.runtime import LoadedModel
 
 FULL = KVGroup(tuple(range(10)), num_kv_heads=8, head_dim=64)
 WINDOW = KVGroup(tuple(range(10)), num_kv_heads=8, head_dim=64, window=512)
@@ -47,9 +52,6 @@ def test_a_window_group_gets_what_its_sequences_can_see() -> None:
 
 
 def test_an_unknown_backend_is_refused(tiny_path, tmp_path) -> None:
-    from localllm.config import Settings
-    from localllm.runtime import LoadedModel
-
     with pytest.raises(BadRequest, match="quantum"):
         LoadedModel.open(tiny_path, Settings(cache_dir=tmp_path), backend="quantum")
 
@@ -89,3 +91,43 @@ def test_numba_keeps_to_the_level_in_the_callers_own_process(tmp_path) -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="levels are of x86")
 def test_a_level_is_refused_where_numba_came_first(tmp_path) -> None:
     assert "Numba was imported before" in configured(tmp_path, "import numba").stderr
+
+
+def planned(path: Path, free: int, weights: str = "auto", **settings: int) -> MemoryPlan:
+    file = GgufFile.open(path)
+    try:
+        wanted = Settings(weights=weights, **settings)
+        return plan_memory(file, read_spec(file), wanted, EngineOptions(), free)
+    finally:
+        file.close()
+
+
+def test_weights_are_copied_where_that_leaves_room_and_mapped_where_not(tiny_path: Path) -> None:
+    roomy, tight = planned(tiny_path, 100 * GB), planned(tiny_path, 2 * GB)
+    assert (roomy.weights, tight.weights) == ("resident", "mapped")
+    assert planned(tiny_path, 2 * GB, "resident").weights == "resident"
+    assert roomy.weight_bytes == tight.weight_bytes < roomy.scratch_bytes < roomy.num_bytes
+    assert roomy.num_bytes - roomy.kv.num_bytes == roomy.weight_bytes + roomy.scratch_bytes
+
+
+def test_model_that_cannot_run_in_the_free_memory_is_refused(tiny_path: Path) -> None:
+    with pytest.raises(OutOfMemory, match=r"requires more system memory \(0.2 GB\).*0.1 GB"):
+        planned(tiny_path, 100 << 20, "resident")
+    with pytest.raises(OutOfMemory, match="requires more system memory"):
+        planned(tiny_path, 100 << 10)
+
+
+def test_an_opened_model_says_what_it_needs_and_takes_what_it_gets(tiny_path, tmp_path) -> None:
+    """The daemon makes room between the two plans, which one function makes."""
+    asked: list[int] = []
+
+    def make_room(num_bytes: int) -> int:
+        asked.append(num_bytes)
+        return 10 * GB
+
+    settings = Settings(cache_dir=tmp_path)
+    with LoadedModel.open(
+        tiny_path, settings, backend="reference", free_bytes=20 * GB, make_room=make_room
+    ) as model:
+        assert asked == [planned(tiny_path, 20 * GB).num_bytes]
+        assert model.engine.backend.num_blocks == planned(tiny_path, 10 * GB).kv.num_blocks
