@@ -8,7 +8,10 @@ import os
 import sys
 
 EXIT_INTERRUPTED = 130
-THINK_VALUES = ("true", "false", "high", "medium", "low", "max")
+TRUTHS = ("true", "false")
+THINK_VALUES = (*TRUTHS, "high", "medium", "low", "max")
+# Options that may stand alone, and the values that they may have; alone they are true.
+LONE_OPTIONS = {"--think": THINK_VALUES, "--truncate": TRUTHS}
 
 
 def main(args: list[str] | None = None) -> int:
@@ -43,9 +46,7 @@ def _run(args: list[str]) -> int:
     from localllm.cli.app import command
 
     try:
-        code = command().main(
-            args=_with_think_value(args), prog_name="localllm", standalone_mode=False
-        )
+        code = command().main(args=_with_values(args), prog_name="localllm", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TyperException as error:
@@ -60,11 +61,11 @@ def _run(args: list[str]) -> int:
         return EXIT_INTERRUPTED
 
 
-def _with_think_value(args: list[str]) -> list[str]:
-    """`--think` may stand alone, and then what follows is the prompt unless it is a value."""
+def _with_values(args: list[str]) -> list[str]:
+    """The arguments with the values of options that stand alone; a word after them is a prompt."""
     end = args.index("--") if "--" in args else len(args)
     return [
-        "--think=true" if i < end and arg == "--think" and following not in THINK_VALUES else arg
+        f"{arg}=true" if i < end and following not in LONE_OPTIONS.get(arg, (following,)) else arg
         for i, (arg, following) in enumerate(zip(args, [*args[1:], ""]))
     ]
 

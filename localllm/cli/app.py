@@ -105,6 +105,12 @@ def run(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Pull over plain HTTP if the model is missing.")
     ] = False,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="Print the prompt's vector, with so many values.")
+    ] = None,
+    truncate: Annotated[
+        str | None, typer.Option(help="Print the prompt's vector; false: not if it is too long.")
+    ] = None,
 ) -> None:
     """Ask a model once, or converse with it on a terminal.
 
@@ -114,8 +120,9 @@ def run(
       localllm run smollm2:135m "Why is the sky blue?"
       localllm run ./model.gguf "Hello"               run a file where it is
       localllm run smollm2:135m "Summarize:" < text.txt
+      localllm run nomic-embed-text "a text"          print its vector
     """
-    from localllm.cli.run import Session, parse_think
+    from localllm.cli.run import Session, parse_think, parse_truncate
     from localllm.cli.run import run as run_model
 
     session = Session(
@@ -127,6 +134,8 @@ def run(
         not nowordwrap,
         hidethinking,
         insecure,
+        dimensions=dimensions,
+        truncate=parse_truncate(truncate),
     )
     run_model(_unconnected_client(), session, prompt or [])
 

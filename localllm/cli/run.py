@@ -8,9 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.cli import THINK_VALUES
+from localllm.cli import THINK_VALUES, TRUTHS
 from localllm.cli.models import model_argument
 from localllm.cli.output import Status, Thoughts, Wrapper, print_statistics
+from localllm.cli.vectors import is_for_vectors, print_vector
 from localllm.client import Client, RequestFailed
 from localllm.errors import BadRequest, ModelNotFound
 
@@ -28,6 +29,19 @@ class Session:
     hides_thinking: bool = False
     is_insecure: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    dimensions: int | None = None
+    truncate: bool | None = None
+
+    @property
+    def vector_body(self) -> dict[str, Any]:
+        """A request for a vector, but for its text."""
+        values = {
+            "model": self.model,
+            "keep_alive": self.keep_alive,
+            "dimensions": self.dimensions,
+            "truncate": self.truncate,
+        }
+        return {key: value for key, value in values.items() if value is not None}
 
     def body(self, **content: Any) -> dict[str, Any]:
         """A request's body with what was set."""
@@ -54,6 +68,19 @@ def run(client: Client, session: Session, words: list[str]) -> None:
     """Answer the prompt that the arguments and standard input make, or converse."""
     session.model = model_argument(session.model)
     prompt = read_prompt(words)
+    try:
+        if session.dimensions is not None or session.truncate is not None:
+            client.ensure_daemon(prepares=True, note=_note)
+            print_vector(client, prompt or "", session.vector_body)
+        else:
+            _answer_or_converse(client, session, prompt)
+    except BadRequest:
+        if not is_for_vectors(client, session.model):
+            raise
+        print_vector(client, prompt or "", session.vector_body)
+
+
+def _answer_or_converse(client: Client, session: Session, prompt: str | None) -> None:
     if prompt is None:
         from localllm.cli.repl import converse
 
@@ -151,6 +178,13 @@ def parse_format(text: str | None) -> Any:
         except ValueError as error:
             raise BadRequest(f"--format is no JSON schema: {error}") from None
     return text
+
+
+def parse_truncate(text: str | None) -> bool | None:
+    """The value of `--truncate`."""
+    if text is not None and text not in TRUTHS:
+        raise BadRequest(f'invalid value for --truncate: "{text}" (must be true or false)')
+    return None if text is None else text == "true"
 
 
 def parse_think(text: str | None) -> bool | str | None:

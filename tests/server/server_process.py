@@ -17,12 +17,14 @@ FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
 Process = subprocess.Popen[str]
 
 
-def write_model(path: Path, *, context_length: int = 2048) -> Path:
+def write_model(path: Path, *, context_length: int = 2048, is_for_vectors: bool = False) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("Tiny")
     writer.add_context_length(context_length)
     writer.add_embedding_length(64)
     writer.add_file_type(7)
+    if is_for_vectors:
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
     writer.add_chat_template("{{ messages }}")
     writer.add_array("test.long", list(range(2000)))
     writer.add_tensor("token_embd.weight", np.zeros((100, 64), np.float32))

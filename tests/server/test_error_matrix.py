@@ -13,7 +13,6 @@ of which a request can only ask for one.
 
 from typing import Any
 
-import gguf
 import pytest
 from server_process import Server, write_model
 
@@ -154,17 +153,7 @@ ROWS: list[tuple[str, Body, int, str]] = [
 @pytest.fixture(scope="module", autouse=True)
 def vectors(server: Server) -> None:
     """A model that is made for embeddings."""
-    path = server.folder / "vectors.gguf"
-    write_model(path)
-    reader = gguf.GGUFReader(path)
-    assert "llama.pooling_type" not in reader.fields
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    writer.add_tensor("token_embd.weight", reader.tensors[0].data.copy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_model(server.folder / "vectors.gguf", is_for_vectors=True)
     server.create("vectors", **{"from": str(path)})
 
 
