@@ -108,6 +108,9 @@ class Settings:
     speculate: bool = _setting(
         True, "LOCALLLM_SPECULATE", "guess tokens from the context and check several at once", _flag
     )
+    exact: bool = _setting(
+        False, "LOCALLLM_EXACT", "reuse only prompts: later turns as bitwise as first ones", _flag
+    )
     data_dir: Path = _setting(DATA_DIR, "LOCALLLM_DATA", "models, logs, history", _path)
     cache_dir: Path = _setting(CACHE_DIR, "LOCALLLM_CACHE", "compiled kernels", _path)
     ollama_models: Path = _setting(

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from localllm.errors import BadRequest
 from localllm.server.body import BOOL, INT, STRING, Kind
+from localllm.server.state import state_of
 
 LONGEST_TIMEOUT = 1e9  # seconds; event loops cannot count much further
 
@@ -28,7 +29,7 @@ def serving(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
     # Callers with different keys share nothing, whatever salt they ask for.
     salt = (request.state.caller, fields.get("cache_salt", ""))
     return {
-        "exact": fields.get("exact", False),
+        "exact": fields.get("exact", state_of(request).settings.exact),
         "cache_prompt": fields.get("cache_prompt", True),
         "salt": ":".join(salt) if any(salt) else "",
         "speculate": fields.get("speculate", True),

@@ -37,6 +37,12 @@ def test_fields_reach_the_runner(server: Server, ask: dict[str, Any]) -> None:
     )
 
 
+def test_exact_is_a_setting_too(tmp_path: Path) -> None:
+    for server in start_server(tmp_path, LOCALLLM_EXACT="1"):
+        assert seen(server, WORDS[0]).startswith("(True, True")
+        assert seen(server, WORDS[0], exact=False).startswith("(False, True")
+
+
 def test_callers_with_other_keys_have_other_salts(tmp_path: Path) -> None:
     def salt(server: Server, key: str, **fields: Any) -> str:
         headers = {"Authorization": f"Bearer {key}"}
