@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, Protocol
 
 from localllm import request_id
+from localllm.config import load_settings
 from localllm.errors import Cancelled, LocalLLMError
 from localllm.messages import (
     Ask,
@@ -74,7 +75,7 @@ class Model(Protocol):
         """How the work goes, asked from a thread of its own."""
 
     def close(self) -> None:
-        """Stop all threads."""
+        """Stop all threads, and assert that nothing is held; for debugging, an exit does as well."""
 
 
 OpenModel = Callable[[Load, Progress, MakeRoom], Model]
@@ -147,8 +148,11 @@ def _joined(first: Delta, second: Delta) -> Delta:
 class Runner:
     """The conversation with the daemon about one model."""
 
-    def __init__(self, channel: Channel, open_model: OpenModel) -> None:
+    def __init__(
+        self, channel: Channel, open_model: OpenModel, *, is_debugging: bool = False
+    ) -> None:
         self._channel = channel
+        self._is_debugging = is_debugging
         self._open_model = open_model
         self._outbox = Outbox(self._send)
         self._workers = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
@@ -179,6 +183,8 @@ class Runner:
                 self._begin(model, message)
             elif isinstance(message, Cancel):
                 self._cancel(model, message.request_id)
+        if self._is_debugging:
+            model.close()
 
     def _begin(self, model: Model, request: Ask) -> None:
         with self._lock:
@@ -286,11 +292,13 @@ def main(open_model: OpenModel | None = None) -> None:
     sock = socket.socket(fileno=int(sys.argv[-1]))
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    runner = Runner(Channel(sock), open_model or _real_model())
+    is_debugging = load_settings().debug
+    runner = Runner(Channel(sock), open_model or _real_model(), is_debugging=is_debugging)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
     handler.addFilter(RequestFilter(runner.log_ids))
-    logging.basicConfig(handlers=[handler], force=True)
+    level = logging.INFO if is_debugging else logging.WARNING
+    logging.basicConfig(handlers=[handler], level=level, force=True)
     runner.serve()
     _leave()
 

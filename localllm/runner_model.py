@@ -4,6 +4,7 @@ Not here: processes and sockets (runner.py), prompts and answers (runtime.py).
 """
 
 import gc
+import logging
 import secrets
 import string
 from base64 import b64encode
@@ -26,6 +27,8 @@ from localllm.text.calls import ToolCall
 DEFAULT_NUM_KEEP = 4
 ID_LETTERS, ID_LENGTH = string.ascii_lowercase + string.digits, 8
 STATISTICS = frozenset(Statistics.__dataclass_fields__)
+
+log = logging.getLogger("localllm.runner")
 
 
 @dataclass(slots=True)
@@ -97,6 +100,8 @@ class RunnerModel:
 
     def close(self) -> None:
         self._model.close()
+        self._model.engine.check()
+        log.info("the block pool is clean")
 
     def _take(self, deltas: list[TextDelta]) -> None:
         """Pass a step's deltas on; the requests of one runner share one sink."""

@@ -133,6 +133,13 @@ class Engine:
             self._thread.join()
         self.backend.close()
 
+    def check(self) -> None:
+        """Assert that an engine which is closed holds nothing."""
+        assert not self._sequences
+        assert not self.scheduler.has_work
+        self.pool.check()
+        assert self.pool.usage() == 0
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request. Raises BadRequest, Busy, or Cancelled when the engine is closed."""
         sequence = self._sequence(request, sink)
