@@ -1,9 +1,10 @@
 """The waiting sequences, and which of them is let in next. Pure Python, no clocks.
 
 The lowest `priority` value goes first. Among equals go those that have run before (they gave their
-blocks back, and somebody is reading their answer), then those of which most is cached, so that
-requests with a common prefix run while it is hot, then the earliest. A sequence whose next blocks a
-running one is computing lets others pass until they are there.
+blocks back, and somebody is reading their answer), then those of whose salt the fewest run, so that
+nobody's burst keeps others out, then those of which most is cached, so that requests with a common
+prefix run while it is hot, then the earliest. A sequence whose next blocks a running one is
+computing lets others pass until they are there.
 
 Nobody waits for ever: when the one that waits longest has seen `PATIENCE` later arrivals go first,
 or has been passed over `PATIENCE_SECONDS` ago, it is next, whatever its priority, and keeps its
@@ -14,7 +15,7 @@ Source: longest prefix first as in SGLang's scheduler; priorities have vLLM's me
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from localllm.engine.blocks import BlockPool
 from localllm.engine.sequence import Sequence
@@ -73,7 +74,7 @@ class Queue:
             self._num_passed += 1
         self.remove(sequence)
 
-    def next(self, running: Iterable[Sequence], now: float) -> Sequence | None:
+    def next(self, running: Collection[Sequence], now: float) -> Sequence | None:
         """Who should be let in, if anybody; `now` is in seconds."""
         if not self._line:
             return None
@@ -82,16 +83,17 @@ class Queue:
         if waited or self._num_passed >= PATIENCE:
             oldest.is_urgent = True
             return oldest
-        if len(self._line) == 1 and not oldest.request.cache_prompt:
-            return oldest
         prompts = [s for s in running if s.num_computed < s.num_prompt and s.keys]
         candidates = (s for s in self._line if not (prompts and self._is_coming(s, prompts)))
-        return min(candidates, key=self._rank, default=None)
+        num_running = Counter(s.request.salt for s in running)
 
-    def _rank(self, sequence: Sequence) -> tuple[bool, int, bool, int, int]:
-        depth = 0 if sequence.was_admitted else self.pool.cached_depth(sequence)
-        priority, arrival = sequence.request.priority, sequence.arrival
-        return not sequence.is_urgent, priority, not sequence.was_admitted, -depth, arrival
+        def rank(s: Sequence) -> tuple[bool, int, bool, int, int, int]:
+            depth = 0 if s.was_admitted else self.pool.cached_depth(s)
+            request, is_new = s.request, not s.was_admitted
+            share = num_running[request.salt]
+            return not s.is_urgent, request.priority, is_new, share, -depth, s.arrival
+
+        return min(candidates, key=rank, default=None)
 
     def _is_coming(self, sequence: Sequence, prompts: list[Sequence]) -> bool:
         """One of the running prompts is computing what the sequence would have to compute first."""

@@ -133,6 +133,16 @@ def test_lower_values_go_first_and_equal_ones_in_order() -> None:
     assert order == [3, 2, 4, 1, 5]
 
 
+def test_a_burst_of_one_salt_leaves_places_to_others() -> None:
+    scheduler = new_scheduler(max_running=4)
+    for arrival in range(10):
+        scheduler.add(new_sequence(arrival, 20, salt=b"many"))
+    for arrival in (10, 11):
+        scheduler.add(new_sequence(arrival, 20, salt=b"few"))
+    advance(scheduler)
+    assert sorted(s.arrival for s in scheduler.running) == [0, 1, 10, 11]
+
+
 def test_blocks_are_taken_from_the_lowest_priority_and_then_the_latest() -> None:
     scheduler = new_scheduler(blocks=8)
     ranked = [new_sequence(i, 60, priority=p) for i, p in ((1, 2), (2, 0), (3, 2), (4, 1))]
