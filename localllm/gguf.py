@@ -95,6 +95,11 @@ class Tensor:
         return self.rows * self.row_bytes
 
     @property
+    def is_mapped(self) -> bool:
+        """False for one that was made in memory; in a file a header comes first."""
+        return self.offset > 0
+
+    @property
     def data(self) -> Bytes:
         """uint8 [nbytes], a read-only view of the map."""
         return self.file[self.offset : self.offset + self.nbytes]

@@ -90,6 +90,7 @@ class LLM:
     """An open model.
 
     model           path of a GGUF file, or the name of a model in the local store
+    adapter         a LoRA file (GGUF) that is applied to the model, in place of a stored model's own
     context_length  most tokens of prompt and answer; None: what the model and the memory allow
     threads         None: the physical cores this process may use
     weights         "auto", "mapped" or "resident"
@@ -102,6 +103,7 @@ class LLM:
         self,
         model: str | Path,
         *,
+        adapter: str | Path | None = None,
         context_length: int | None = None,
         threads: int | None = None,
         weights: str | None = None,
@@ -119,8 +121,14 @@ class LLM:
             # A list of prompts of any length waits in the engine's own queue.
             max_queue=2**31,
         )
-        path = find_model(model, settings)
-        self._model = LoadedModel.open(path, settings, backend=backend, progress=progress)
+        path, own_adapter = find_model(model, settings)
+        self._model = LoadedModel.open(
+            path,
+            settings,
+            backend=backend,
+            adapter=own_adapter if adapter is None else adapter,
+            progress=progress,
+        )
         self._ids = itertools.count()
         self._finalizer = weakref.finalize(self, self._model.close)
         # The finaliser must not wait for threads that a child does not have.
@@ -297,10 +305,14 @@ def as_messages(messages: str | Sequence[Message]) -> Sequence[Message]:
     return messages
 
 
-def find_model(model: str | Path, settings: Settings) -> Path:
-    """The file of a path or of a name in the store. Raises ModelNotFound, BadRequest."""
+def find_model(model: str | Path, settings: Settings) -> tuple[Path, Path | None]:
+    """The file of a path or of a name in the store, and the stored model's adapter if it has one.
+
+    Raises ModelNotFound, BadRequest.
+    """
     path = Path(model).expanduser()
     if isinstance(model, Path) or path.suffix == ".gguf" or path.is_file():
-        return path
+        return path, None
     store = Store(settings.data_dir / "models")
-    return store.model_file(store.find(ModelName.parse(str(model))))
+    stored = store.find(ModelName.parse(str(model)))
+    return store.model_file(stored), store.adapter_file(stored)

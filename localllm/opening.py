@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
 from localllm.config import WEIGHT_MODES, Settings
@@ -16,6 +17,7 @@ from localllm.errors import BadRequest, BadSettings, LocalLLMError, OutOfMemory
 from localllm.gguf import GgufFile
 from localllm.memory import available_memory
 from localllm.models import read_spec
+from localllm.models.adapter import Adapter
 from localllm.models.spec import KVGroup, ModelSpec
 
 Progress = Callable[[str, int, int], None]
@@ -47,6 +49,7 @@ class EngineOptions:
     max_rows  most tokens of a step whose logits are wanted
     room      positions of the longest sequence, where that says nothing about the context that the
               model is run for (which chooses between longrope's factors)
+    adapter   is applied to the model; adapter_digest: of its file, where it is known
     free_bytes  memory that the model could have at most; None: all that is free
     make_room   called with what it is going to hold; gives the memory that it may take then
     """
@@ -56,6 +59,8 @@ class EngineOptions:
     chunk: int | None = None
     max_rows: int = MAX_ROWS
     room: int | None = None
+    adapter: Adapter | None = None
+    adapter_digest: str = ""
     free_bytes: int | None = None
     make_room: MakeRoom | None = None
 
@@ -140,6 +145,10 @@ def open_engine(
         modes = ", ".join(WEIGHT_MODES)
         raise BadRequest(f"weights (LOCALLLM_WEIGHTS): {settings.weights!r} is none of {modes}")
     spec = read_spec(file, settings.context_length)
+    identity = identity_of(file.path, options.digest, options.backend)
+    if options.adapter is not None:
+        spec, file = options.adapter.apply(spec), options.adapter.joined(file)
+        identity += b"+" + stamp(options.adapter.path, options.adapter_digest).encode()
     free = available_memory() if options.free_bytes is None else options.free_bytes
     plan = plan_memory(file, spec, settings, options, free)
     if options.make_room is not None:
@@ -158,7 +167,7 @@ def open_engine(
     return Engine(
         open_backend(options.backend, file, spec, sizes, settings),
         eog_ids=eog_ids,
-        identity=identity_of(file, options.digest, options.backend),
+        identity=identity,
         num_ctx=plan.kv.num_ctx,
         max_running=settings.num_parallel,
         max_waiting=settings.max_queue,
@@ -218,12 +227,17 @@ def scratch_bytes(spec: ModelSpec, max_rows: int) -> int:
     return PROCESS_BYTES + 4 * floats
 
 
-def identity_of(file: GgufFile, digest: str, backend: str) -> bytes:
-    """What tells this model's KV from any other's."""
-    if not digest:
-        stat = os.stat(file.path)
-        digest = f"{file.path}:{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
-    return f"{digest}:{backend}:f16".encode()
+def identity_of(path: Path, digest: str, backend: str) -> bytes:
+    """What tells this model's KV from any other's, an adapter apart."""
+    return f"{stamp(path, digest)}:{backend}:f16".encode()
+
+
+def stamp(path: Path, digest: str) -> str:
+    """The digest of a file, or what tells it from others where that is not known."""
+    if digest:
+        return digest
+    stat = os.stat(path)
+    return f"{path}:{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
 
 def open_backend(

@@ -15,6 +15,7 @@ from localllm.embedding import Embeddings
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Request
 from localllm.gguf import GgufFile
+from localllm.models.adapter import Adapter
 from localllm.opening import (
     SMALLEST_CONTEXT,
     EngineOptions,
@@ -60,6 +61,8 @@ class LoadedModel:
         *,
         backend: str = "cpu",
         digest: str = "",
+        adapter: str | Path | None = None,
+        adapter_digest: str = "",
         progress: Progress | None = None,
         free_bytes: int | None = None,
         make_room: MakeRoom | None = None,
@@ -67,15 +70,25 @@ class LoadedModel:
         """Open a model file; kernels are compiled and weights settled when this returns.
 
         digest     of the file, where it is known; it goes into the prefix cache's hashes
+        adapter    a LoRA file that is applied to the model; adapter_digest: likewise
         progress   called with (what, done, total)
         free_bytes, make_room  see `opening.EngineOptions`
         """
-        options = EngineOptions(backend, digest, free_bytes=free_bytes, make_room=make_room)
         file = GgufFile.open(path)
+        applied = None if adapter is None else Adapter(GgufFile.open(adapter))
+        options = EngineOptions(
+            backend,
+            digest,
+            adapter=applied,
+            adapter_digest=adapter_digest,
+            free_bytes=free_bytes,
+            make_room=make_room,
+        )
         tokenizer = load_tokenizer(file.metadata)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
         engine = open_engine(file, settings, options, tokenizer.eog_ids, progress)
-        model = cls(file, tokenizer, template, engine)
+        whole = file if applied is None else applied.joined(file)
+        model = cls(whole, tokenizer, template, engine)
         engine.start()
         return model
 

@@ -165,6 +165,16 @@ class Store:
         """
         return self.file_of_layers(model.model_layers, str(model.name))
 
+    def adapter_file(self, model: StoredModel) -> Path | None:
+        """Where the model's adapter is, checked like the model file; None if it has none.
+
+        Raises StoreError if it is gone or has changed, or if there are several.
+        """
+        adapters = [layer for layer in model.layers if layer.kind == "adapter"]
+        if len(adapters) > 1:
+            raise StoreError(f"model '{model.name}' has {len(adapters)} adapters, one is supported")
+        return self.file_of(adapters[0].digest, str(model.name)) if adapters else None
+
     def file_of_layers(self, layers: Sequence[Layer], name: str) -> Path:
         """The file to open for model layers: the only one, or the first part of a split model.
 
@@ -270,12 +280,13 @@ class Store:
         recipe: Recipe,
         *,
         shards: Sequence[Layer] = (),
+        adapter: Layer | None = None,
     ) -> StoredModel:
         """Write the manifest of a model, replacing one of that name.
 
         `shards` are the further parts of a split model whose first part is `model`.
         """
-        layers = [model, *shards]
+        layers = [model, *shards, *([] if adapter is None else [adapter])]
         for kind, text in (("template", recipe.template), ("system", recipe.system)):
             if text:
                 layers.append(self.add_bytes(kind, text.encode()))

@@ -28,6 +28,7 @@ MAX_ALPHA = 1 << 20
 FLOATS = ("F32", "F16", "BF16")
 # Rows that are shorter than a vector of the kernels are filled up with zeros.
 SHORTEST_ROW_BYTES, SHORTEST_RANK = 16, 4
+ROOM = 64  # values behind a tensor that is made here
 
 
 class Adapter:
@@ -204,6 +205,8 @@ def runnable(tensor: Tensor, *, is_up: bool) -> Tensor:
 
 def in_memory(name: str, values: Floats) -> Tensor:
     """A float32 tensor that is in no file."""
-    data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+    # Kernels may read a little past a tensor's end.
+    data = np.zeros(values.size + ROOM, np.float32)
+    data[: values.size] = values.reshape(-1)
     data.flags.writeable = False
-    return Tensor(name, BY_NAME["F32"], values.shape, data, 0)
+    return Tensor(name, BY_NAME["F32"], values.shape, data.view(np.uint8), 0)

@@ -120,7 +120,8 @@ class Weights:
                     progress("copying weights", done, len(pieces))
         for tensor in self._raw:
             # The page cache keeps them; they only leave this process.
-            advise(DONT_NEED, tensor.data)
+            if tensor.is_mapped:
+                advise(DONT_NEED, tensor.data)
 
     def _map_pages(self, num_threads: int) -> None:
         """Enter the pages of the file into this process at once: the first step is not slowed by faults."""
