@@ -33,10 +33,9 @@ from localllm.sampling import SamplingParams
 from localllm.traffic.records import Record, Summary
 
 PEER = Path(__file__).parent / "peer_batching.py"
-SHORTEST, LONGEST = 64, 1024  # prompts of the mixed run
-POOL_REQUESTS, POOL_NEW = 24, 96
-# The pool of the mixed run holds about this many of its sequences.
-POOL_SEQUENCES = 5
+# The mixed run: tokens of prompts and answers, and how many of its sequences the pool holds.
+POOL_PROMPTS, POOL_ANSWERS = (32, 768), (64, 256)
+POOL_REQUESTS, POOL_SEQUENCES = 20, 6
 PREFIX_TOKENS, PREFIX_REQUESTS = 2000, 5
 
 Run = tuple[list[Record], float]
@@ -215,9 +214,11 @@ def chats(args: argparse.Namespace) -> None:
 def pool(args: argparse.Namespace) -> None:
     """A pool that a few of the sequences fill, against one request at a time."""
     rng = random.Random(3)
-    jobs = [(0.0, rng.randint(SHORTEST, LONGEST), POOL_NEW) for _ in range(POOL_REQUESTS)]
-    positions = POOL_SEQUENCES * ((SHORTEST + LONGEST) // 2 + POOL_NEW)
-    longest = LONGEST + POOL_NEW + BLOCK_SIZE
+    jobs = [
+        (0.0, rng.randint(*POOL_PROMPTS), rng.randint(*POOL_ANSWERS)) for _ in range(POOL_REQUESTS)
+    ]
+    positions = POOL_SEQUENCES * (sum(POOL_PROMPTS) + sum(POOL_ANSWERS)) // 2
+    longest = POOL_PROMPTS[1] + POOL_ANSWERS[1] + BLOCK_SIZE
     rates = {}
     for name, max_running in (("paged and batched", args.at_once), ("one at a time", 1)):
         with engine_of(args.model, positions, longest, args, max_running=max_running) as engine:

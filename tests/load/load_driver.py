@@ -9,6 +9,7 @@ from localllm.backends import BackendOptions
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Output, Request
+from localllm.engine.speculation import Speculation, StepCost
 from localllm.gguf import GgufFile
 from localllm.models import read_spec
 
@@ -27,6 +28,8 @@ class Answer:
     error: str | None = None
     cached_tokens: int = 0
     num_preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tokens(self) -> list[int | None]:
@@ -41,6 +44,21 @@ class Answer:
             if output.stats is not None:
                 self.cached_tokens = output.stats.cached_tokens
                 self.num_preemptions = output.stats.num_preemptions
+                self.drafted_tokens = output.stats.drafted_tokens
+                self.accepted_tokens = output.stats.accepted_tokens
+
+
+class FreeGuesses(StepCost):
+    """Takes longer steps for free, so that whatever can be guessed is."""
+
+    def seconds(self, num_tokens: int) -> float:
+        return 1.0
+
+
+def eager() -> Speculation:
+    speculation = Speculation()
+    speculation.cost = FreeGuesses()
+    return speculation
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Sameness under load: what else is served, preemption, cancellation and the cache change no bit.
+"""Sameness under load: other requests, preemption, cancellation, the cache, guesses change no bit.
 
 Defends section "Sameness" of docs/architecture.md: each finished answer and its log-probabilities
-equal those of the same request alone on a fresh engine with the cache off.
+equal those of the same request alone on a fresh engine with the cache off, which guesses nothing.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from levels import CACHE, LEVELS
-from load_driver import Answer, Crowd, Task, alone, compare, opened
+from load_driver import Answer, Crowd, Task, alone, compare, eager, opened
 from tiny_model import NUM_TOKENS, write_tiny_model
 
 import kernels_cpu
@@ -25,6 +25,8 @@ SAMPLERS = (
     {"temperature": 1.3, "top_k": 100, "min_p": 0.05},
     {"temperature": 0.8, "typical_p": 0.7},
     {"temperature": 0.9, "mirostat": 2},
+    # Answers that repeat themselves, which is what guesses are made from.
+    {"temperature": 0.3, "top_k": 2, "logit_bias": {5: 30.0, 6: 29.0}},
 )
 PENALTIES = (
     {},
@@ -72,7 +74,8 @@ class Requests:
             num_predict=num_predict,
             ignore_eog=self.rng.random() < 0.5,
         )
-        return Request(name, tokens, params, **fields)
+        speculate = self.rng.random() < 0.6
+        return Request(name, tokens, params, speculate=speculate, **fields)
 
     def single(self, name: str) -> Request:
         tokens = self.prompt()
@@ -92,10 +95,10 @@ def check_single(file: GgufFile, count: int, blocks: int, *, vocab_size: int, lo
     tasks = [requests.task(requests.single(f"r{i}")) for i in range(count)]
     # Any model ends some answers early with so many of them.
     eog_ids = frozenset(range(3, vocab_size, 40))
-    with opened(file, blocks, eog_ids=eog_ids) as engine:
+    with opened(file, blocks, eog_ids=eog_ids, speculation=eager()) as engine:
         answers = Crowd(engine).run(tasks)
         num_preemptions = engine.load().num_preemptions
-    assert num_preemptions > 0
+    check_events(answers.values(), num_preemptions)
     assert any(a.cached_tokens for a in answers.values())
     reasons = {a.reason for a in answers.values()}
     assert reasons == {"stop", "length", "cancelled"}
@@ -110,7 +113,7 @@ def check_turns(
     """Conversations at once: each turn's prompt is all that was said, `exact` all the way."""
     requests = Requests(count, vocab_size, longest)
     asked: dict[str, Request] = {}
-    with opened(file, blocks) as engine:
+    with opened(file, blocks, speculation=eager()) as engine:
         crowd = Crowd(engine)
 
         def conversation(number: int) -> Iterator[Task]:
@@ -124,10 +127,18 @@ def check_turns(
 
         answers = crowd.run_chains(conversation(i) for i in range(count))
         num_preemptions = engine.load().num_preemptions
-    assert num_preemptions > 0
+    check_events(answers.values(), num_preemptions)
     assert any(a.cached_tokens for name, a in answers.items() if not name.endswith("t0"))
     for name, request in asked.items():
         compare(answers[name], alone(file, request))
+
+
+def check_events(answers: Iterable[Answer], num_preemptions: int) -> None:
+    """What sameness is claimed against did happen."""
+    drafted = sum(a.drafted_tokens for a in answers)
+    accepted = sum(a.accepted_tokens for a in answers)
+    assert num_preemptions > 0
+    assert 0 < accepted < drafted
 
 
 def test_single_requests(tiny: GgufFile) -> None:
