@@ -30,6 +30,20 @@ class Resolved:
     stored: StoredModel | None
 
 
+@dataclass(frozen=True, slots=True)
+class GivenAdapter:
+    """An adapter for a model that is being made, and the architecture that it is for."""
+
+    layer: Layer
+    architecture: str
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raises BadRequest if it is for other models than that of `config`."""
+        family = config.get("model_family")
+        if family != self.architecture:
+            raise BadRequest(f"the adapter is for {self.architecture}, the model is {family}")
+
+
 class Catalog:
     """All models there are. Changes happen one at a time."""
 
@@ -46,9 +60,15 @@ class Catalog:
         if model.startswith("/"):
             return self._resolve_path(Path(model), is_trusted=is_trusted)
         stored = self._find(model)
-        path = self.store.model_file(stored)
+        adapter = stored.layer("adapter")
         target = Target(
-            path, str(stored.name), stored.digest, details_of(stored.config), stored.size
+            self.store.model_file(stored),
+            str(stored.name),
+            stored.digest,
+            details_of(stored.config),
+            stored.size,
+            adapter=self.store.adapter_file(stored),
+            adapter_digest=adapter.digest if adapter else "",
         )
         return Resolved(target, self.store.recipe(stored), stored)
 
@@ -99,32 +119,71 @@ class Catalog:
         given = capabilities(resolved.recipe.template or "")
         return [*known, *(c for c in OPTIONAL_CAPABILITIES if c in given and c not in known)]
 
-    async def create_from_file(self, name: ModelName, path: Path, recipe: Recipe) -> StoredModel:
+    async def create_from_file(
+        self, name: ModelName, path: Path, recipe: Recipe, adapter: GivenAdapter | None = None
+    ) -> StoredModel:
         """A model from the user's own file, which is not copied."""
         found = await self.describe(path)
+        added = checked(adapter, found.config)
         async with self._lock:
             paths = [Path(file) for file in found.files]
             layer = await asyncio.to_thread(self.store.add_file, paths)
-            return self.store.create(name, layer, found.config, recipe)
+            return self.store.create(name, layer, found.config, recipe, adapter=added)
 
-    async def create_from_blob(self, name: ModelName, digest: str, recipe: Recipe) -> StoredModel:
+    async def create_from_blob(
+        self, name: ModelName, digest: str, recipe: Recipe, adapter: GivenAdapter | None = None
+    ) -> StoredModel:
         """A model from a blob that was uploaded before."""
-        size = self.store.blob_size(digest)
-        if size is None:
-            raise BadRequest(f"blob sha256:{digest} is not in the store; upload it first")
+        layer = self._blob_layer("model", digest)
         found = await self.describe(self.store.file_of(digest, str(name)))
+        added = checked(adapter, found.config)
         async with self._lock:
-            return self.store.create(name, Layer("model", digest, size), found.config, recipe)
+            return self.store.create(name, layer, found.config, recipe, adapter=added)
 
-    async def create_from_model(self, name: ModelName, base: str, recipe: Recipe) -> StoredModel:
-        """A model like another one, but for what `recipe` says."""
+    async def create_from_model(
+        self, name: ModelName, base: str, recipe: Recipe, adapter: GivenAdapter | None = None
+    ) -> StoredModel:
+        """A model like another one, but for what `recipe` says and for another adapter."""
         async with self._lock:
             stored = self.store.find(ModelName.parse(base))
             layers = stored.model_layers
             if not layers:
                 raise BadRequest(f"model '{base}' has no model file")
             merged = merge(self.store.recipe(stored), recipe)
-            return self.store.create(name, layers[0], stored.config, merged, shards=layers[1:])
+            return self.store.create(
+                name,
+                layers[0],
+                stored.config,
+                merged,
+                shards=layers[1:],
+                adapter=checked(adapter, stored.config) or stored.layer("adapter"),
+            )
+
+    async def adapter_from_file(self, path: Path) -> GivenAdapter:
+        """The user's own adapter file, which is not copied."""
+        architecture = await self._adapted_architecture(path)
+        async with self._lock:
+            layer = await asyncio.to_thread(self.store.add_file, [path])
+        return GivenAdapter(replace(layer, kind="adapter"), architecture)
+
+    async def adapter_from_blob(self, digest: str) -> GivenAdapter:
+        """An adapter from a blob that was uploaded before."""
+        layer = self._blob_layer("adapter", digest)
+        return GivenAdapter(
+            layer, await self._adapted_architecture(self.store.file_of(digest, digest))
+        )
+
+    def _blob_layer(self, kind: str, digest: str) -> Layer:
+        size = self.store.blob_size(digest)
+        if size is None:
+            raise BadRequest(f"blob sha256:{digest} is not in the store; upload it first")
+        return Layer(kind, digest, size)
+
+    async def _adapted_architecture(self, path: Path) -> str:
+        found = await self.describe(path)
+        if found.model_info.get("general.type") != "adapter":
+            raise BadRequest(f"{path.name}: is no adapter, but a model")
+        return found.architecture
 
     async def copy(self, source: ModelName, destination: ModelName) -> None:
         async with self._lock:
@@ -133,6 +192,14 @@ class Catalog:
     async def remove(self, name: ModelName) -> None:
         async with self._lock:
             self.store.remove(name)
+
+
+def checked(adapter: GivenAdapter | None, config: Mapping[str, Any]) -> Layer | None:
+    """The adapter's layer, if there is one. Raises BadRequest if it does not fit the model."""
+    if adapter is None:
+        return None
+    adapter.check(config)
+    return adapter.layer
 
 
 def merge(base: Recipe, change: Recipe) -> Recipe:

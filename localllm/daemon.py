@@ -25,7 +25,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from localllm.config import Settings
@@ -33,7 +32,7 @@ from localllm.cost import Account
 from localllm.durations import FOREVER, parse_keep_alive
 from localllm.errors import Busy, LocalLLMError
 from localllm.launch import Launched, launch_runner
-from localllm.loaded import Lease, LoadedModel, Target
+from localllm.loaded import Key, Lease, LoadedModel, Target
 from localllm.memory import available_memory, private_memory
 from localllm.messages import Load, Loading
 from localllm.metrics import Metrics
@@ -68,10 +67,10 @@ class Daemon:
         self._settings = settings
         self._start_runner = start_runner
         self._gauges = gauges or Gauges()
-        self._models: dict[Path, LoadedModel] = {}
+        self._models: dict[Key, LoadedModel] = {}
         self._load_lock = asyncio.Lock()
-        self._waiters: Counter[Path] = Counter()
-        self._failures: dict[Path, LocalLLMError] = {}
+        self._waiters: Counter[Key] = Counter()
+        self._failures: dict[Key, LocalLLMError] = {}
         self._went_idle = asyncio.Event()
         self._closing: str | None = None
         self._spare: asyncio.Task[RunnerProcess] | None = None
@@ -87,11 +86,11 @@ class Daemon:
         """Whether any request is running, waiting or loading a model."""
         return self._waiters.total() > 0 or any(m.num_users for m in self._models.values())
 
-    def num_waiting(self, path: Path) -> int:
+    def num_waiting(self, key: Key) -> int:
         """Requests for a model beyond those that may run on it at once."""
-        model = self._models.get(path)
+        model = self._models.get(key)
         num_users = model.num_users if model else 0
-        return max(0, self._waiters[path] + num_users - self._settings.num_parallel)
+        return max(0, self._waiters[key] + num_users - self._settings.num_parallel)
 
     def prepare(self, launched: Launched) -> None:
         """Keep a runner that was started before it was known what for."""
@@ -121,9 +120,9 @@ class Daemon:
             if model is not None:
                 self._leave(model)
 
-    def unload(self, path: Path) -> None:
+    def unload(self, key: Key) -> None:
         """Unload a model as soon as nobody uses it; nothing happens if it is not loaded."""
-        model = self._models.get(path)
+        model = self._models.get(key)
         if model is not None:
             model.keep_alive = 0.0
             self._settle(model)
@@ -144,13 +143,13 @@ class Daemon:
         """A loaded model, which the caller must leave."""
         clock = asyncio.get_running_loop().time
         asked_at = clock()
-        self._check_queue(target.path)
-        with self._waiting(target.path):
-            account.queue_position = self.num_waiting(target.path)
+        self._check_queue(target.key)
+        with self._waiting(target.key):
+            account.queue_position = self.num_waiting(target.key)
             while True:
                 if self._closing is not None:
                     raise Busy(self._closing)
-                model = self._models.get(target.path)
+                model = self._models.get(target.key)
                 if model is None or not model.is_ready:
                     await self._load(target, on_loading)
                 elif model.is_usable:
@@ -169,20 +168,20 @@ class Daemon:
             await model.decided.wait()
 
     @contextmanager
-    def _waiting(self, path: Path) -> Iterator[None]:
-        self._waiters[path] += 1
+    def _waiting(self, key: Key) -> Iterator[None]:
+        self._waiters[key] += 1
         try:
             yield
         finally:
-            self._waiters[path] -= 1
-            if not self._waiters[path]:
-                del self._waiters[path]
-                self._failures.pop(path, None)
+            self._waiters[key] -= 1
+            if not self._waiters[key]:
+                del self._waiters[key]
+                self._failures.pop(key, None)
 
-    def _check_queue(self, path: Path) -> None:
+    def _check_queue(self, key: Key) -> None:
         """Raise Busy if no more may wait, with a guess when half of the queue will be gone."""
-        parallel, model = self._settings.num_parallel, self._models.get(path)
-        num_users = self._waiters[path] + (model.num_users if model else 0)
+        parallel, model = self._settings.num_parallel, self._models.get(key)
+        num_users = self._waiters[key] + (model.num_users if model else 0)
         waiting = sum(map(self.num_waiting, self._models.keys() | self._waiters.keys()))
         if num_users < parallel or waiting < self._settings.max_queue:
             return
@@ -218,20 +217,20 @@ class Daemon:
 
     async def _load(self, target: Target, on_loading: OnLoading | None) -> None:
         """Load the model unless another waiter has done so, or failed to, meanwhile."""
-        failure = self._failures.get(target.path)
+        failure = self._failures.get(target.key)
         async with self._load_lock:
-            if target.path in self._models or self._closing is not None:
+            if target.key in self._models or self._closing is not None:
                 return
-            newest = self._failures.get(target.path)
+            newest = self._failures.get(target.key)
             if newest is not None and newest is not failure:
                 raise newest
             runner = await self._new_runner()
             model = LoadedModel(target, runner, self._keep_alive)
-            self._models[target.path] = model
+            self._models[target.key] = model
             try:
                 await self._load_into(model, on_loading)
             except LocalLLMError as error:
-                self._failures[target.path] = error
+                self._failures[target.key] = error
                 raise
             finally:
                 if not model.is_ready:
@@ -261,6 +260,8 @@ class Daemon:
             settings.context_length,
             settings.threads,
             self._free_alone(),
+            adapter=str(target.adapter or ""),
+            adapter_digest=target.adapter_digest,
         )
         began = clock()
         await model.runner.load(load, on_loading, partial(self._make_room, model))
@@ -324,8 +325,8 @@ class Daemon:
     def _forget(self, model: LoadedModel) -> None:
         model.stop_timer()
         model.decided.set()
-        if self._models.get(model.target.path) is model:
-            del self._models[model.target.path]
+        if self._models.get(model.target.key) is model:
+            del self._models[model.target.key]
             preemptions = model.runner.pulse.num_preemptions
             self.metrics.of(model.target.name).num_preemptions += preemptions
 

@@ -15,16 +15,27 @@ from localllm.durations import FOREVER
 from localllm.messages import Ask, Delta
 from localllm.runner_process import RunnerProcess
 
+Key = tuple[Path, Path | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model file to run, and what to call it. Two names of one file are one loaded model."""
+    """A model file to run, with the adapter that is applied to it, and what to call it.
+
+    Two names of one `key` are one loaded model.
+    """
 
     path: Path
     name: str
     digest: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     size: int = 0
+    adapter: Path | None = None
+    adapter_digest: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.path, self.adapter
 
 
 class LoadedModel:

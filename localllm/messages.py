@@ -34,7 +34,8 @@ MAX_BODY_BYTES = 1 << 30
 class Load:
     """Open the model file; the runner was started for this and nothing else.
 
-    `free_bytes` is the memory that the model could have if it were the only one.
+    `adapter` is a LoRA file to apply, if any. `free_bytes` is the memory that the model could have
+    if it were the only one.
     """
 
     path: str
@@ -42,6 +43,8 @@ class Load:
     context_length: int | None = None
     threads: int | None = None
     free_bytes: int | None = None
+    adapter: str = ""
+    adapter_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,8 @@ def open_model(load: Load, progress: Progress, make_room: MakeRoom) -> RunnerMod
         load.path,
         settings,
         digest=load.digest,
+        adapter=load.adapter or None,
+        adapter_digest=load.adapter_digest,
         progress=progress,
         free_bytes=load.free_bytes,
         make_room=make_room,

@@ -103,6 +103,8 @@ def describe(found: dict[str, Any], *, verbose: bool = False) -> str:
         section("Model", [fact for fact in facts if fact[1]]),
         section("Capabilities", [(name,) for name in found["capabilities"]]),
     ]
+    if found.get("adapter_info"):
+        parts.append(section("Adapter", _adapter_facts(found["adapter_info"])))
     if found.get("parameters"):
         rows = [tuple(line.split(None, 1)) for line in found["parameters"].splitlines()]
         parts.append(section("Parameters", rows))
@@ -115,6 +117,15 @@ def describe(found: dict[str, Any], *, verbose: bool = False) -> str:
         if found.get(key):
             parts.append(section(key.capitalize(), _first_lines(found[key])))
     return "\n".join(parts)
+
+
+def _adapter_facts(info: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("architecture", str(info["general.architecture"])),
+        ("parameters", str(info["general.parameter_count"])),
+        ("alpha", str(info.get("adapter.lora.alpha", ""))),
+        ("digest", str(info["digest"]).removeprefix("sha256:")[:ID_LENGTH]),
+    ]
 
 
 def _shortened(value: Any) -> str:
@@ -195,9 +206,22 @@ def _body_of(modelfile: Modelfile, folder: Path) -> dict[str, Any]:
         "parameters": modelfile.parameters,
         "messages": modelfile.messages,
         "license": modelfile.licenses,
+        "adapters": _adapters(modelfile.adapter, folder),
         **modelfile.config,
     }
     return {key: value for key, value in values.items() if value}
+
+
+def _adapters(text: str | None, folder: Path) -> dict[str, str]:
+    """The adapter's absolute path, as the daemon takes it from this user."""
+    if text is None:
+        return {}
+    path = folder / Path(text).expanduser()
+    if text.endswith(".safetensors") or next(path.glob("*.safetensors"), None) is not None:
+        raise BadRequest(f"{path}: {NO_SAFETENSORS}")
+    if not path.is_file():
+        raise BadRequest(f"{path}: no such file")
+    return {str(path.absolute()): ""}
 
 
 def _source(text: str, folder: Path) -> str:

@@ -55,7 +55,7 @@ async def embed(request: Request) -> Response:
     resolved = resolve(request, model)
     keep_alive = _keep_alive(fields)
     if not texts and keep_alive == 0:
-        state_of(request).daemon.unload(resolved.target.path)
+        state_of(request).daemon.unload(resolved.target.key)
         return json_response({"model": model, "embeddings": []})
     ask = Embed(
         0,
@@ -91,7 +91,7 @@ async def embeddings(request: Request) -> Response:
     resolved = resolve(request, model)
     keep_alive = _keep_alive(fields)
     if not prompt and keep_alive == 0:
-        state_of(request).daemon.unload(resolved.target.path)
+        state_of(request).daemon.unload(resolved.target.key)
         return json_response({"embedding": []})
     num_ctx = num_ctx_of(resolved, fields.get("options"))
     ask = Embed(0, [prompt], truncate=False, num_ctx=num_ctx, normalise=False)

@@ -9,10 +9,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.catalog import Resolved, details_of
+from localllm.catalog import GivenAdapter, Resolved, details_of
 from localllm.daemon import Daemon
 from localllm.errors import BadRequest, LocalLLMError, ModelNotFound
-from localllm.loaded import LoadedModel
+from localllm.loaded import LoadedModel, Target
 from localllm.modelfile import parameter_lines, write_modelfile
 from localllm.names import ModelName
 from localllm.options import check_options
@@ -46,7 +46,7 @@ CREATE = Shape(
     },
 )
 NOT_SUPPORTED = (
-    *("adapters", "quantize", "quantization", "remote_host", "draft_files"),
+    *("quantize", "quantization", "remote_host", "draft_files"),
     "draft_quantize",
 )
 
@@ -95,7 +95,7 @@ def _running(model: LoadedModel, daemon: Daemon) -> Chunk:
         "context_length": model.context_length,
         "is_loading": not model.is_ready,
         "num_running": model.num_running,
-        "queue_length": daemon.num_waiting(target.path),
+        "queue_length": daemon.num_waiting(target.key),
         "kv_usage": round(model.kv_usage, 4),
     }
 
@@ -123,18 +123,29 @@ async def show(request: Request) -> Response:
         **{key: config.get(key) for key in ("renderer", "parser", "requires")},
     }
     known = {**found.config, **{key: value for key, value in config.items() if value}}
-    name, path = resolved.target.name, str(resolved.target.path)
+    target = resolved.target
+    adapter = None if target.adapter is None else str(target.adapter)
     return json_response(
         {
             **{key: value for key, value in optional.items() if value},
-            "modelfile": write_modelfile(name, path, recipe, config),
+            "modelfile": write_modelfile(target.name, str(target.path), recipe, config, adapter),
             "details": details_of(known),
             "model_info": _model_info(request, found.model_info, model),
             "tensors": found.tensors,
+            **await _adapter_info(request, target),
             "capabilities": await state.catalog.capabilities(resolved),
             "modified_at": local_text(_modified_at(resolved)),
         }
     )
+
+
+async def _adapter_info(request: Request, target: Target) -> Chunk:
+    """What is known of the model's adapter, where it has one."""
+    if target.adapter is None:
+        return {}
+    found = await state_of(request).catalog.describe(target.adapter)
+    info = {key: _finite(value) for key, value in found.model_info.items()}
+    return {"adapter_info": {**info, "digest": f"sha256:{target.adapter_digest}"}}
 
 
 def _shown_recipe(recipe: Recipe, fields: dict[str, Any]) -> Recipe:
@@ -244,23 +255,24 @@ async def _create(
 ) -> AsyncIterator[Chunk]:
     state = state_of(request)
     base = fields.get("from", "")
+    adapter = await _adapter(request, fields.get("adapters") or {})
     if fields.get("files"):
         digest = _only_file(fields["files"])
         yield {"status": "parsing GGUF"}
-        model = await state.catalog.create_from_blob(name, digest, recipe)
+        model = await state.catalog.create_from_blob(name, digest, recipe, adapter)
     elif base.startswith("/"):
         if not state.is_trusted(request):
             raise BadRequest(f"invalid model name: {base!r} is a path on the server's machine")
         yield {"status": "parsing GGUF"}
-        model = await state.catalog.create_from_file(name, Path(base), recipe)
+        model = await state.catalog.create_from_file(name, Path(base), recipe, adapter)
     else:
         try:
-            model = await state.catalog.create_from_model(name, base, recipe)
+            model = await state.catalog.create_from_model(name, base, recipe, adapter)
         except ModelNotFound:
             async for chunk in pull_chunks(state, base):
                 if chunk["status"] != "success":
                     yield chunk
-            model = await state.catalog.create_from_model(name, base, recipe)
+            model = await state.catalog.create_from_model(name, base, recipe, adapter)
     for key in ("renderer", "parser"):
         if fields.get(key):
             yield {"status": f"the chat template of the model file serves as {key} {fields[key]}"}
@@ -268,6 +280,23 @@ async def _create(
         yield {"status": f"using existing layer sha256:{layer.digest}"}
     yield {"status": "writing manifest"}
     yield {"status": "success"}
+
+
+async def _adapter(request: Request, adapters: dict[str, Any]) -> GivenAdapter | None:
+    """The one adapter: a blob, or for callers who know the secret a file of theirs by its path."""
+    if not adapters:
+        return None
+    if len(adapters) > 1:
+        raise BadRequest("only one adapter is currently supported")
+    state = state_of(request)
+    ((path, digest),) = adapters.items()
+    if path.endswith(".safetensors"):
+        raise BadRequest("create: safetensors are not supported by this version; send a GGUF file")
+    if path.startswith("/") and state.is_trusted(request):
+        return await state.catalog.adapter_from_file(Path(path))
+    if path.startswith("/") or ".." in Path(path).parts:
+        raise BadRequest("file path must be relative")
+    return await state.catalog.adapter_from_blob(parse_digest(str(digest)))
 
 
 def _only_file(files: dict[str, Any]) -> str:

@@ -280,7 +280,7 @@ def _extras(delta: Delta) -> Chunk:
 
 
 def _unloaded(request: Request, resolved: Resolved, model: str, piece: Piece) -> Response:
-    state_of(request).daemon.unload(resolved.target.path)
+    state_of(request).daemon.unload(resolved.target.key)
     return json_response(_end(model, piece, "unload"))
 
 

@@ -24,6 +24,7 @@ class FakeModel:
     context_length = 4096
     memory_bytes = 1
     free_bytes = 0
+    adapter = ""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -146,6 +147,8 @@ class FakeModel:
             return repr((*fields, request.is_final_template)) if count == 0 else ""
         if word == "free":
             return f"{self.free_bytes} " if count == 0 else ""
+        if word == "adapter":
+            return f"{self.adapter or 'none'} " if count == 0 else ""
         if word == "options":
             return repr((request.options, request.stop)) if count == 0 else ""
         if word == "serving":
@@ -170,6 +173,7 @@ def open_fake(load: Load, progress: Progress, make_room: MakeRoom) -> FakeModel:
     model = FakeModel()
     model.memory_bytes = needed
     model.free_bytes = free
+    model.adapter = load.adapter
     return model
 
 

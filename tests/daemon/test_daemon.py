@@ -156,7 +156,7 @@ def test_unload_lets_the_running_request_end() -> None:
         async with daemon.lease(A) as lease:
             deltas = lease.generate(Generate(0, "hi", options={"num_predict": 50}))
             await anext(deltas)
-            daemon.unload(A.path)
+            daemon.unload(A.key)
             assert daemon.loaded()[0].seconds_left() < 0
             assert [d async for d in deltas][-1].done_reason == "length"
         await until(lambda: not daemon.loaded())

@@ -39,7 +39,15 @@ def test_all_instructions_are_read() -> None:
 
 
 def test_instructions_that_are_not_supported_are_named() -> None:
-    assert parse_modelfile("FROM x\nADAPTER ./a.gguf\nDRAFT d").unsupported == ["ADAPTER", "DRAFT"]
+    assert parse_modelfile("FROM x\nDRAFT d").unsupported == ["DRAFT"]
+
+
+def test_the_last_adapter_counts_and_is_written_back() -> None:
+    found = parse_modelfile("FROM x\nADAPTER ./a.gguf\nadapter ./b.gguf\n")
+    assert (found.adapter, found.unsupported) == ("./b.gguf", [])
+    written = write_modelfile("m", "/x.gguf", Recipe(), adapter="/b.gguf")
+    assert parse_modelfile(written).adapter == "/b.gguf"
+    assert written.index("FROM /x.gguf") < written.index("ADAPTER /b.gguf")
 
 
 def test_formats_and_versions_are_kept() -> None:
