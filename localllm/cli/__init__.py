@@ -62,7 +62,12 @@ def _run(args: list[str]) -> int:
 
 
 def _with_values(args: list[str]) -> list[str]:
-    """The arguments with the values of options that stand alone; a word after them is a prompt."""
+    """The arguments with the values of options that stand alone; a word after them is a prompt.
+
+    `help COMMAND` is `COMMAND --help`.
+    """
+    if args[:1] == ["help"]:
+        return [*args[1:], "--help"]
     end = args.index("--") if "--" in args else len(args)
     return [
         f"{arg}=true" if i < end and following not in LONE_OPTIONS.get(arg, (following,)) else arg

@@ -200,6 +200,9 @@ def test_shell_completion_knows_commands_and_models(server: Server) -> None:
 
 def test_help_has_examples(server: Server) -> None:
     assert "localllm run smollm2:135m" in run(server, "run", "--help")[1]
+    assert run(server, "help", "run") == run(server, "run", "--help")
+    assert run(server, "help") == run(server, "--help")
+    assert run(server, "-v") == run(server, "--version")
     assert "Commands:" in run(server)[1]
 
 
