@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Output, Request, Stats
-from localllm.errors import BadRequest, Busy, Cancelled, LocalLLMError
+from localllm.errors import BadRequest, Busy, Cancelled, LocalLLMError, TimedOut
 from localllm.models.spec import Pooling
 from localllm.prompts import PromptBuilder
 from localllm.sampling import SamplingParams
@@ -41,6 +41,7 @@ class EmbedRequest:
     num_ctx      most tokens of a text, BOS and EOS included; None: the model's limit
     dimensions   only so many values from the first; 0, or more than there are: all
     normalise    to length one, after that
+    salt, priority, deadline   as in `engine.Request`
     """
 
     request_id: str
@@ -49,6 +50,9 @@ class EmbedRequest:
     num_ctx: int | None = None
     dimensions: int = 0
     normalise: bool = True
+    salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +97,8 @@ class Work:
             add_stats(self.result.stats, output.stats)
         if output.finish_reason == "cancelled":
             raise Cancelled("the request was cancelled")
+        if output.finish_reason == "timeout":
+            raise TimedOut(output.error)
         if output.vector is None:
             raise LocalLLMError(output.error or "the model failed")
         self.vectors[number] = shaped(output.vector, self.request)
@@ -198,6 +204,9 @@ class Embeddings:
                 # States that are all wanted must all be computed.
                 cache_prompt=self.pooling == "last",
                 exact=True,
+                salt=work.request.salt,
+                priority=work.request.priority,
+                deadline=work.request.deadline,
                 pooling=self.pooling,
             )
             try:

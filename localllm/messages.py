@@ -109,6 +109,9 @@ class Embed:
     num_ctx: int | None = None
     dimensions: int = 0
     normalise: bool = True
+    salt: str = ""
+    priority: int = 0
+    deadline: float | None = None
     log_id: str = ""
 
 

@@ -80,6 +80,9 @@ class RunnerModel:
             num_ctx=request.num_ctx,
             dimensions=request.dimensions,
             normalise=request.normalise,
+            salt=request.salt.encode(),
+            priority=request.priority,
+            deadline=request.deadline,
         )
         self._model.embeddings.start(wanted, lambda ended: sink([_vectors(number, ended)]))
 

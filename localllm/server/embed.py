@@ -25,6 +25,7 @@ from localllm.messages import Delta, Embed, Statistics
 from localllm.options import check_options, merged
 from localllm.server.body import ANY, BOOL, INT, OBJECT, STRING, Shape, read_body
 from localllm.server.respond import Answer, Chunk, ErrorOf, error_body, json_response
+from localllm.server.serving import TURN_FIELDS, turn
 from localllm.server.state import state_of
 from localllm.server.work import Job, Started, run
 
@@ -33,11 +34,12 @@ EMBED = Shape(
     {
         **{"model": STRING, "input": ANY, "truncate": BOOL, "dimensions": INT},
         **{"keep_alive": ANY, "options": OBJECT},
+        **TURN_FIELDS,
     },
 )
 EMBEDDINGS = Shape(
     "EmbeddingRequest",
-    {"model": STRING, "prompt": STRING, "keep_alive": ANY, "options": OBJECT},
+    {"model": STRING, "prompt": STRING, "keep_alive": ANY, "options": OBJECT, **TURN_FIELDS},
 )
 
 Fields = dict[str, Any]
@@ -63,6 +65,7 @@ async def embed(request: Request) -> Response:
         truncate=fields.get("truncate", True),
         num_ctx=num_ctx_of(resolved, fields.get("options")),
         dimensions=fields.get("dimensions", 0),
+        **turn(request, fields),
     )
     job = Job(resolved.target, keep_alive, ask if texts else None)
 
@@ -94,7 +97,8 @@ async def embeddings(request: Request) -> Response:
         state_of(request).daemon.unload(resolved.target.key)
         return json_response({"embedding": []})
     num_ctx = num_ctx_of(resolved, fields.get("options"))
-    ask = Embed(0, [prompt], truncate=False, num_ctx=num_ctx, normalise=False)
+    how = turn(request, fields)
+    ask = Embed(0, [prompt], truncate=False, num_ctx=num_ctx, normalise=False, **how)
 
     def reply(delta: Delta | None, _: float) -> Chunk:
         return {"embedding": [] if delta is None else vectors_of(delta)[0]}

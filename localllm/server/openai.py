@@ -15,11 +15,16 @@ from localllm.messages import Delta, Embed, Statistics
 from localllm.server.body import ANY, INT, STRING, Shape, read_body
 from localllm.server.embed import answer, num_ctx_of, texts_of, vectors_of
 from localllm.server.respond import Chunk, error_body, failure, status_of
+from localllm.server.serving import TURN_FIELDS, turn
 from localllm.server.state import state_of
 from localllm.server.work import Job
 
 EMBEDDINGS = Shape(
-    "EmbedRequest", {"model": STRING, "input": ANY, "dimensions": INT, "encoding_format": STRING}
+    "EmbedRequest",
+    {
+        **{"model": STRING, "input": ANY, "dimensions": INT, "encoding_format": STRING},
+        **TURN_FIELDS,
+    },
 )
 ENCODINGS = ("float", "base64")
 ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
@@ -67,7 +72,13 @@ async def embeddings(request: Request) -> Response:
         raise BadRequest("model is required")
     state = state_of(request)
     resolved = state.catalog.resolve(model, is_trusted=state.is_trusted(request))
-    ask = Embed(0, texts, num_ctx=num_ctx_of(resolved), dimensions=fields.get("dimensions", 0))
+    ask = Embed(
+        0,
+        texts,
+        num_ctx=num_ctx_of(resolved),
+        dimensions=fields.get("dimensions", 0),
+        **turn(request, fields),
+    )
 
     def reply(delta: Delta | None, _: float) -> Chunk:
         assert delta is not None

@@ -15,24 +15,37 @@ from localllm.server.state import state_of
 
 LONGEST_TIMEOUT = 1e9  # seconds; event loops cannot count much further
 
+TURN_FIELDS: Mapping[str, Kind] = {
+    **{"priority": INT, "timeout": Kind((int, float), "float64"), "cache_salt": STRING},
+}
 SERVING_FIELDS: Mapping[str, Kind] = {
-    **{"exact": BOOL, "cache_prompt": BOOL, "cache_salt": STRING},
-    **{"priority": INT, "timeout": Kind((int, float), "float64"), "speculate": BOOL},
+    **TURN_FIELDS,
+    **{"exact": BOOL, "cache_prompt": BOOL, "speculate": BOOL},
 }
 
 
 def serving(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `messages.Generate`. Raises BadRequest. The time of a `timeout` begins now."""
+    """Fields of `messages.Generate`. Raises BadRequest."""
+    return {
+        **turn(request, fields),
+        "exact": fields.get("exact", state_of(request).settings.exact),
+        "cache_prompt": fields.get("cache_prompt", True),
+        "speculate": fields.get("speculate", True),
+    }
+
+
+def turn(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that all requests for a model have. The time of a `timeout` begins now.
+
+    Raises BadRequest.
+    """
     timeout = fields.get("timeout")
     if timeout is not None and timeout <= 0:
         raise BadRequest(f"timeout must be more than 0 seconds, got {timeout:g}")
     # Callers with different keys share nothing, whatever salt they ask for.
     salt = (request.state.caller, fields.get("cache_salt", ""))
     return {
-        "exact": fields.get("exact", state_of(request).settings.exact),
-        "cache_prompt": fields.get("cache_prompt", True),
         "salt": ":".join(salt) if any(salt) else "",
-        "speculate": fields.get("speculate", True),
         "priority": fields.get("priority", 0),
         "deadline": None if timeout is None else time.monotonic() + min(timeout, LONGEST_TIMEOUT),
     }

@@ -13,7 +13,7 @@ from localllm.cost import Account
 from localllm.daemon import Daemon
 from localllm.errors import TimedOut
 from localllm.loaded import Lease, Target
-from localllm.messages import Ask, Delta, Generate, Loading
+from localllm.messages import Ask, Delta, Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ async def _enter(
 ) -> Lease:
     """Get the lease within the request's time. Raises TimedOut."""
     request, seconds = job.request, None
-    if isinstance(request, Generate) and request.deadline is not None:
+    if request is not None and request.deadline is not None:
         seconds = request.deadline - time.monotonic()
     try:
         async with asyncio.timeout(seconds) as limit:

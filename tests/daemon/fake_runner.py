@@ -54,6 +54,8 @@ class FakeModel:
             raise BadRequest("the fake model refuses this")
         shared = (request.truncate, request.num_ctx or 0, request.dimensions, request.normalise)
         rows = [array("f", (len(text), *map(float, shared))) for text in request.texts]
+        if request.texts == ["serving"]:
+            rows = [array("f", (request.priority, bool(request.deadline), len(request.salt)))]
         sink(
             [
                 Delta(

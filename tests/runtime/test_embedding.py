@@ -15,7 +15,7 @@ from byte_model import CONTEXT, WIDTH, write_tiny_model
 from localllm import LLM, SamplingParams
 from localllm.config import Settings
 from localllm.embedding import Embedded, EmbedRequest
-from localllm.errors import BadRequest, Busy, Cancelled, LocalLLMError
+from localllm.errors import BadRequest, Busy, Cancelled, LocalLLMError, TimedOut
 from localllm.prompts import TextRequest
 from localllm.runtime import LoadedModel
 
@@ -180,3 +180,10 @@ def test_llm_embeds_lists_and_refuses_what_does_not_fit(tiny_path: Path) -> None
             llm.embed("text")
     with pytest.raises(LocalLLMError, match="closed"):
         llm.embed(["a"])
+
+
+def test_a_time_that_is_over_ends_the_whole_list(pooled: LoadedModel) -> None:
+    with pytest.raises(TimedOut, match="the request timed out"):
+        embed(pooled, *TEXTS * 4, deadline=0.0)
+    assert len(embed(pooled, *TEXTS).vectors) == len(TEXTS)
+    assert pooled.engine.load().kv_usage == 0

@@ -63,6 +63,24 @@ def test_callers_with_other_keys_have_other_salts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/embed", {"input": "serving"}),
+        ("/api/embeddings", {"prompt": "serving"}),
+        ("/v1/embeddings", {"input": "serving"}),
+    ],
+)
+def test_embeddings_have_a_turn_too(server: Server, path: str, body: dict[str, Any]) -> None:
+    fields = {"priority": 7, "timeout": 20, "cache_salt": "mine"}
+    answer = server.post(path, model="tiny", **body, **fields).json()
+    vectors = answer.get("embeddings") or [
+        answer.get("embedding") or answer["data"][0]["embedding"]
+    ]
+    assert vectors == [[7.0, 1.0, 5.0]]
+    assert server.post(path, model="tiny", **body, timeout=0).status_code == 400
+
+
+@pytest.mark.parametrize(
     ("fields", "error"),
     [
         ({"timeout": 0}, "timeout must be more than 0 seconds, got 0"),
