@@ -71,8 +71,14 @@ class Soak:
         """Send `count` requests; the model changes every so many, runners die `kills` times."""
         self._kill_at = [count * (i + 1) // (kills + 1) for i in range(kills)]
         numbers = iter(range(count))
-        async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
-            workers = (self._work(http, numbers, switch_every) for _ in range(AT_ONCE))
+        # Who leaves has a connection of its own: a pool of httpx whose requests are cancelled
+        # confuses connections now and then.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(base_url=self.url, timeout=300) as http,
+            httpx.AsyncClient(base_url=self.url, timeout=300, limits=alone) as rude,
+        ):
+            workers = (self._work(http, rude, numbers, switch_every) for _ in range(AT_ONCE))
             await asyncio.gather(*workers)
 
     async def touch(self, model: str) -> None:
@@ -88,7 +94,13 @@ class Soak:
     def _bad_body(self, body: bytes, model: str) -> bytes:
         return body.replace(b'"model": "a"', f'"model": "{model}"'.encode())
 
-    async def _work(self, http: httpx.AsyncClient, numbers: Iterator[int], switch: int) -> None:
+    async def _work(
+        self,
+        http: httpx.AsyncClient,
+        rude: httpx.AsyncClient,
+        numbers: Iterator[int],
+        switch: int,
+    ) -> None:
         for number in numbers:
             model = self.models[number // switch % 2]
             if self._kill_at and number >= self._kill_at[0]:
@@ -97,7 +109,7 @@ class Soak:
             kind = self.rng.choices(("good", "leave", "bad", "get"), (64, 16, 14, 6))[0]
             self.tally.counts[kind] += 1
             try:
-                await getattr(self, f"_{kind}")(http, model)
+                await getattr(self, f"_{kind}")(rude if kind == "leave" else http, model)
             except (httpx.HTTPError, ValueError, LookupError) as error:
                 self.tally.wrong.append(f"{kind} {model} {number}: {error!r}")
 
