@@ -21,7 +21,7 @@ from localllm.traffic.stream import CutOff, Refused, post_lines
 from localllm.traffic.wire import Ask, Dialect, Message
 from localllm.traffic.workload import Conversation, Scale, Workload, words
 
-CALIBRATION_WORDS = (64, 192)
+CALIBRATION_WORDS = (16, 64)  # few, for small contexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,11 @@ class Soak:
         self.tally.check(known == answer, f"{path} {model} {number}: {answer} after {known}")
 
     def _num_over(self) -> int:
-        """Runners that were killed and are gone; a request can still meet one that is going."""
-        self._killed = [p for p in self._killed if is_alive(p)]
+        """Runners that were killed and are gone; a request can still meet one that is going.
+
+        One is gone when the daemon has taken note, which it can when the last thread has ended.
+        """
+        self._killed = [p for p in self._killed if psutil.pid_exists(p.pid)]
         return self.num_kills - len(self._killed)
 
     def _was_hit(self, kills_before: int) -> bool:
