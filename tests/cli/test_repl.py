@@ -42,7 +42,9 @@ class Terminal:
         self._seen = ""
 
     def type(self, text: str) -> None:
-        os.write(self._terminal, text.encode())
+        data = text.encode()
+        while data:
+            data = data[os.write(self._terminal, data[:4096]) :]
 
     def expect(self, text: str) -> str:
         """Wait for `text`; what came before it, without escape codes."""
@@ -120,6 +122,14 @@ def test_several_lines_are_one_message(terminal: Terminal) -> None:
     terminal.expect(r"'content': 'three\nfour echo'")
     terminal.say("five" + CTRL_J + "six echo")
     terminal.expect(r"'content': 'five\nsix echo'")
+
+
+def test_a_long_paste_is_one_message(terminal: Terminal) -> None:
+    terminal.expect(PLACEHOLDER)
+    lines = "\n".join(f"line {number} of some text 漢字" for number in range(6000))
+    terminal.type(PASTE.format(lines + "\nsmile") + ENTER)
+    terminal.expect(3 * "\N{SLIGHTLY SMILING FACE}")
+    terminal.expect(PLACEHOLDER)
 
 
 def test_set_changes_the_requests(terminal: Terminal) -> None:

@@ -38,7 +38,7 @@ TOOLS: dict[str, Any] = {
         + "{{ end }}",
     ),
     "messages": _turns(*map(_weather, ("London", "Rome", "Tokyo"))),
-    "parameters": {"temperature": 0},
+    "parameters": {"temperature": 0, "num_predict": 40},
 }
 
 

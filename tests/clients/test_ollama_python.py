@@ -188,7 +188,7 @@ def test_tools_go_around(client: Tourist) -> None:
 
 
 def test_structured_output_is_valid(client: Tourist) -> None:
-    options = {"temperature": 1, "seed": 3, "num_predict": 200}
+    options = {"temperature": 1, "seed": 3, "num_predict": 100}
     asked = {"model": "smollm2", "messages": HELLO, "options": options}
     for format in (PERSON, "json"):
         content = client.call("chat", format=format, **asked).message.content
