@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.address import Address
 from localllm.cli import EXIT_INTERRUPTED
 from localllm.client import Client
-from localllm.config import load_settings
+from localllm.config import load_settings, takes_escapes
 from localllm.traffic import plot
 from localllm.traffic.records import METRICS, Summary
 from localllm.traffic.run import Plan, Traffic, run_until
@@ -70,7 +70,8 @@ async def _run(traffic: Traffic) -> bool:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stopped.set)
-    drawing = asyncio.create_task(_draw(traffic)) if sys.stderr.isatty() else None
+    is_live = sys.stderr.isatty() and takes_escapes()
+    drawing = asyncio.create_task(_draw(traffic)) if is_live else None
     try:
         return await run_until(traffic, stopped)
     finally:
@@ -91,12 +92,12 @@ async def _draw(traffic: Traffic) -> None:
             await asyncio.sleep(DRAW_SECONDS)
 
 
-def _table(traffic: Traffic) -> "Table":
+def _table(traffic: Traffic) -> "Table | str":
     from rich.table import Table
 
     plan = traffic.plan
     if not traffic.is_running:
-        return Table(title=f"{title(plan)}: waiting for the model")
+        return f"{title(plan)}: waiting for the model"
     summary = traffic.summary()
     table = Table(title=title(plan))
     for name in ("", "mean", "median", "p99"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from server_process import Server, environment
+from test_terminals import ESCAPE, shown
 
 from localllm.cli.bench import with_goals
 
@@ -77,6 +78,17 @@ def test_interrupt_shows_what_was_measured(server: Server) -> None:
     assert "requests finished" in out
     assert "interrupted" in error
     assert "Traceback" not in error
+
+
+def test_a_terminal_shows_a_table_that_lives(server: Server) -> None:
+    args = ("bench", "serve", "tiny", "--requests", "6", "--concurrency", "2")
+    text = shown(server, *args)
+    assert b"waiting for the model" in text
+    assert ESCAPE in text
+    assert text.count(b"requests finished                 6") == 1
+    plain = shown(server, *args, TERM="dumb")
+    assert ESCAPE not in plain
+    assert b"requests finished                 6" in plain
 
 
 def test_goals_follow_one_option_or_several() -> None:
