@@ -119,9 +119,8 @@ def plan_kv(
         num_ctx = positions = num_ctx // 2
     if cost(positions) > ASKED_SHARE * free:
         raise OutOfMemory(
-            f"the model requires more system memory than is available: a context of {num_ctx} "
-            f"needs {cost(positions) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free beside the "
-            "weights; ask for a smaller num_ctx, or take a smaller model"
+            f"a context of {num_ctx} needs {amount(cost(positions))}, of which {amount(free)} are "
+            "free beside the weights; ask for a smaller num_ctx, or take a smaller model"
         )
     return KVPlan(num_ctx, sizes(positions), cost(positions))
 
@@ -152,8 +151,10 @@ def open_engine(
     free = available_memory() if options.free_bytes is None else options.free_bytes
     plan = plan_memory(file, spec, settings, options, free)
     if options.make_room is not None:
-        free = options.make_room(plan.num_bytes)
-        plan = plan_memory(file, spec, settings, options, free)
+        spare = SPARE_BYTES if plan.weights == "resident" else 0
+        free = options.make_room(plan.num_bytes + spare)
+        if free < plan.num_bytes + spare:
+            plan = plan_memory(file, spec, settings, options, free)
     sizes = BackendOptions(
         num_blocks=plan.kv.num_blocks,
         table_width=-(-plan.kv.num_ctx // BLOCK_SIZE) + 1,
@@ -191,21 +192,22 @@ def plan_memory(
     beside = free - scratch - held
     if weights == "mapped":
         # A model whose weights are read again all the time is slow, but it runs.
-        beside = max(beside, free // 8)
-    elif beside < 0:
-        raise OutOfMemory(
-            f"the model requires more system memory ({(held + scratch) / 1e9:.1f} GB) than is "
-            f"available ({free / 1e9:.1f} GB); unset LOCALLLM_WEIGHTS, or take a smaller "
-            "quantisation"
-        )
-    kv = plan_kv(
-        spec.kv_groups,
-        spec.context_length,
-        options.room or settings.context_length,
-        beside,
-        settings.num_parallel,
-    )
+        beside = max(beside, (free - scratch) // 2, 0)
+    lacking = f"the model requires more system memory than is available ({amount(free)}): weights "
+    lacking += f"{amount(held)}, working memory {amount(scratch)}"
+    if beside < 0:
+        raise OutOfMemory(f"{lacking}; unset LOCALLLM_WEIGHTS, or take a smaller quantisation")
+    asked = options.room or settings.context_length
+    try:
+        kv = plan_kv(spec.kv_groups, spec.context_length, asked, beside, settings.num_parallel)
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{lacking}; {error}") from error
     return MemoryPlan(weights, held, scratch, kv)
+
+
+def amount(num_bytes: int) -> str:
+    """Bytes as people say it."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 def num_rows(settings: Settings, options: EngineOptions) -> int:
