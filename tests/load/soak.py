@@ -82,9 +82,12 @@ class Soak:
             await asyncio.gather(*workers)
 
     async def touch(self, model: str) -> None:
-        """Ask everything there is of one model, so that a new runner holds what an old one does."""
+        """Ask everything there is of one model, so that a new runner holds what an old one does.
+
+        That is more than the menu: the whole KV pool has been used then.
+        """
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as http:
-            bodies = [self._body(model, number) for number in range(MENU)]
+            bodies = [self._body(model, number) for number in range(3 * MENU)]
             posts = [http.post(path, json={**body, "exact": False}) for path, body in bodies]
             posts += [
                 http.post(path, content=self._bad_body(body, model)) for path, body, _ in BAD_BODIES
