@@ -24,6 +24,7 @@ FLOATS = frozenset(
 )
 BOOLEANS = frozenset({"use_mmap", "ignore_eog"})
 OBJECTS = frozenset({"logit_bias"})
+STRINGS = frozenset({"grammar"})
 # Clients still send these; they mean nothing here and that is no mistake of theirs.
 MEANINGLESS = frozenset(
     {
@@ -33,7 +34,7 @@ MEANINGLESS = frozenset(
     }
 )
 
-NAMES = INTEGERS | FLOATS | BOOLEANS | OBJECTS | {"stop"}
+NAMES = INTEGERS | FLOATS | BOOLEANS | OBJECTS | STRINGS | {"stop"}
 
 log = logging.getLogger("localllm.server")
 
@@ -57,6 +58,8 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
             _check(name, value, bool, "boolean")
         elif name in OBJECTS:
             _check(name, value, dict, "object")
+        elif name in STRINGS:
+            _check(name, value, str, "string")
         elif name == "stop":
             value = _strings(value)
         elif name not in MEANINGLESS:

@@ -35,6 +35,7 @@ class TextRequest:
     think         False: the model is asked not to, and what it thinks is left out; a level ("low",
                   "medium", "high", "max") or True: it is; None: if it can
     format        "json" or a JSON schema, of what is said and not of what is thought
+    grammar       in place of a format: GBNF, or Lark as llguidance reads it
     stop          texts that end the answer and are not part of it
     num_ctx       most positions; None: the model's limit
     truncate      drop the oldest messages when they do not fit, instead of refusing
@@ -53,6 +54,7 @@ class TextRequest:
     suffix: str = ""
     think: bool | str | None = None
     format: Any = None
+    grammar: str = ""
     params: SamplingParams = field(default_factory=SamplingParams)
     stop: Sequence[str] = ()
     num_ctx: int | None = None

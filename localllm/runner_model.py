@@ -188,6 +188,7 @@ def _text_request(request: Generate) -> TextRequest:
         suffix=request.suffix,
         think=request.think,
         format=request.format,
+        grammar=options.get("grammar", ""),
         params=SamplingParams.from_options(options),
         stop=request.stop,
         num_ctx=options.get("num_ctx"),

@@ -14,6 +14,7 @@ from localllm.config import Settings
 from localllm.embedding import Embeddings
 from localllm.engine.engine import Engine
 from localllm.engine.sequence import Request
+from localllm.errors import BadRequest
 from localllm.gguf import GgufFile
 from localllm.models.adapter import Adapter
 from localllm.opening import (
@@ -143,14 +144,20 @@ class LoadedModel:
     def _constraint(
         self, request: TextRequest, voice: Voice | None, prompt_end: str
     ) -> Constraint | None:
-        """What the request's format allows. Raises BadRequest for a schema that is not supported."""
+        """What the request's format or grammar allows. Raises BadRequest for one that is not supported."""
         schema = format_schema(request.format)
-        if schema is None:
+        if request.grammar:
+            if schema is not None:
+                raise BadRequest("a request has either a format or a grammar")
+            constraint: Constraint = self.grammars.of_grammar(request.grammar)
+        elif schema is not None:
+            constraint = self.grammars.constraint(schema)
+        else:
             return None
         if voice is None:
-            return self.grammars.constraint(schema)
-        wants_thinking = request.think is not False
-        return self.grammars.answer(schema, voice.dialect, prompt_end, think=wants_thinking)
+            return constraint
+        think = request.think is not False
+        return self.grammars.after_thinking(constraint, voice.dialect, prompt_end, think=think)
 
     def _limit(self, request: TextRequest) -> int:
         if request.num_ctx is None:

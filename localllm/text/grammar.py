@@ -31,6 +31,7 @@ Mask = NDArray[np.uint32]
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 MAX_DEPTH = 64
 MAX_SCHEMA_LENGTH = 1 << 20
+MAX_GRAMMAR_LENGTH = 1 << 17
 # One space, or a line break and an indentation: models would fill an answer with blanks.
 BLANKS = r"( |\n[ \t]{0,32})"
 # Of an integer and of any other number: models would never stop. Beyond the latter, and the three
@@ -49,6 +50,10 @@ UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
 
 class BadSchema(BadRequest):
     """A schema that cannot be enforced."""
+
+
+class BadGrammar(BadRequest):
+    """A grammar that cannot be used; the message has the place."""
 
 
 class Constraint(Protocol):
@@ -100,19 +105,38 @@ class Grammars:
         if matcher.is_error():
             raise BadSchema(_reason(matcher.get_error()))
         constraint = JsonConstraint(matcher, table)
-        try:
-            is_possible = bool(constraint.allowed().any())
-        except LocalLLMError:
-            is_possible = False
-        if not is_possible:
+        if not _is_possible(constraint):
             raise BadSchema("format: nothing is valid against the schema")
         return constraint
 
-    def answer(
-        self, schema: Mapping[str, Any] | bool, dialect: Dialect, prompt_end: str, *, think: bool
+    def of_grammar(self, text: str) -> "TextConstraint":
+        """A fresh constraint of a grammar: GBNF, or Lark as llguidance reads it.
+
+        Raises BadGrammar.
+        """
+        from llguidance import LLMatcher
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        if len(text) > MAX_GRAMMAR_LENGTH:
+            raise BadGrammar(f"grammar: it has {len(text)} characters; {MAX_GRAMMAR_LENGTH} go")
+        try:
+            grammar = LLMatcher.grammar_from_lark(any_to_lark(text))
+        except Exception as error:  # the translator raises no class of its own
+            reason = _one_line(str(error))
+            raise BadGrammar(f"grammar: {reason[0].lower()}{reason[1:]}") from None
+        tokens, _ = self._tokens()
+        matcher = LLMatcher(tokens, grammar, log_level=0)
+        if matcher.is_error():
+            raise BadGrammar(f"grammar: {_one_line(matcher.get_error())}")
+        constraint = TextConstraint(matcher)
+        if not _is_possible(constraint):
+            raise BadGrammar("grammar: nothing is valid")
+        return constraint
+
+    def after_thinking(
+        self, constraint: Constraint, dialect: Dialect, prompt_end: str, *, think: bool
     ) -> Constraint:
-        """A constraint of what an answer says, not of what it thinks before."""
-        constraint = self.constraint(schema)
+        """A constraint that waits until the answer has thought, if it does."""
         tags = dialect.tags
         if dialect.is_harmony:
             return Later(constraint, self.tokenizer, HARMONY_ANSWER)
@@ -184,16 +208,11 @@ class TokenTable:
         return b"".join(self.tokens[token] for token in ids)
 
 
-class JsonConstraint:
-    """The state of one answer. Not thread-safe."""
+class TextConstraint:
+    """The state of one answer that keeps to a grammar. Not thread-safe."""
 
-    def __init__(self, matcher: "LLMatcher", table: TokenTable) -> None:
+    def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
-        self._table = table
-        self._num_digits = 0
-        self._max_digits = MAX_DIGITS
-        self._is_text = False
-        self._is_escaped = False
 
     @property
     def is_finished(self) -> bool:
@@ -203,6 +222,32 @@ class JsonConstraint:
         """A bit for each token that may be next; the tokens that end an answer among them."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that was allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = _one_line(self._matcher.get_error())
+            raise LocalLLMError(f"the format cannot be followed further: {reason}")
+
+
+class JsonConstraint(TextConstraint):
+    """The state of one answer in JSON, whose numbers are bounded."""
+
+    def __init__(self, matcher: "LLMatcher", table: TokenTable) -> None:
+        super().__init__(matcher)
+        self._table = table
+        self._num_digits = 0
+        self._max_digits = MAX_DIGITS
+        self._is_text = False
+        self._is_escaped = False
+
+    def allowed(self) -> Mask:
+        mask = super().allowed()
         if self._num_digits < self._max_digits:
             return mask
         # A constant may ask for more digits, and a bound for one that is no zero.
@@ -213,9 +258,7 @@ class JsonConstraint:
         return mask
 
     def accept(self, token: int) -> None:
-        """Go on by a token that was allowed."""
-        self._matcher.consume_token(token)
-        self._check()
+        super().accept(token)
         for byte in self._table.tokens[token]:
             self._watch(byte)
 
@@ -234,10 +277,13 @@ class JsonConstraint:
             self._is_text = not self._is_text
         self._is_escaped = False
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            reason = _one_line(self._matcher.get_error())
-            raise LocalLLMError(f"the schema cannot be followed further: {reason}")
+
+def _is_possible(constraint: TextConstraint) -> bool:
+    """Whether an answer can begin."""
+    try:
+        return bool(constraint.allowed().any())
+    except LocalLLMError:
+        return False
 
 
 class Later:

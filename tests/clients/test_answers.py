@@ -129,3 +129,19 @@ def test_texts_become_tokens_and_back(server: Server) -> None:
         answer = server.post("/api/detokenize", model="smollm2", tokens=tokens)
         assert answer.status_code == 400
         assert "token ids" in answer.json()["error"]
+
+
+def test_a_grammar_holds_and_a_bad_one_is_refused_with_its_place(server: Server) -> None:
+    grammar = 'root ::= "The answer is " ("yes" | "no") "."'
+    said = say(server, "Is the sky blue?", options={**SEEDED, "grammar": grammar})
+    assert said in ("The answer is yes.", "The answer is no.")
+    body = {"model": "smollm2", "prompt": "x", "stream": False}
+    for fields, error in (
+        ({"options": {"grammar": 'root ::= "a'}}, "grammar: unexpected end of input at line 1"),
+        ({"options": {"grammar": 3}}, 'option "grammar" must be of type string'),
+        ({"options": {"grammar": grammar}, "format": "json"}, "either a format or a grammar"),
+    ):
+        answer = server.post("/api/generate", **body, **fields)
+        assert answer.status_code == 400
+        assert error in answer.json()["error"]
+    assert say(server, options=GREEDY)

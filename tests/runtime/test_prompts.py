@@ -1,9 +1,12 @@
 """Prompts within the context: what is dropped, what is refused, and that control tokens stay text."""
 
 import pytest
+from byte_model import write_tiny_model
 
+from localllm.config import Settings
 from localllm.errors import BadRequest
 from localllm.prompts import TextRequest, bounded, split_start, without_oldest
+from localllm.runtime import LoadedModel
 from localllm.sampling import SamplingParams
 
 SYSTEM = {"role": "system", "content": "You are Zork."}
@@ -128,3 +131,15 @@ def test_a_last_assistant_message_is_the_start_of_the_answer(model) -> None:
 )
 def test_every_answer_has_a_bound(asked, shift, expected) -> None:
     assert bounded(SamplingParams(num_predict=asked), 100, shift=shift) == expected
+
+
+@pytest.mark.parametrize(("adds", "prompt", "count"), [
+    (True, "a", 1), (True, "<|im_start|>a", 1), (False, "a", 0), (False, "<|im_start|>a", 1),
+])  # fmt: skip
+def test_a_raw_prompt_has_the_one_bos_that_the_model_wants(tmp_path, adds, prompt, count) -> None:
+    path = tmp_path / "own.gguf"
+    write_tiny_model(path, adds_ends=adds)
+    settings = Settings(cache_dir=tmp_path / "cache")
+    with LoadedModel.open(path, settings, backend="reference") as model:
+        tokens = model.prepare(TextRequest("r", prompt)).tokens
+        assert tokens.count(model.tokenizer.bos_id) == count

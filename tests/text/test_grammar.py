@@ -261,3 +261,38 @@ def test_an_answer_may_begin_to_think_or_to_answer(grammars) -> None:
     answering.accept(brace)
     assert opening not in ids_of(answering.allowed(), tokenizer.vocab_size)
     assert not answering.is_finished
+
+
+GRAMMARS = [
+    ('root ::= ("yes" | "no") "."?\n', r"(yes|no)\.?"),
+    ('root ::= "[" item ("," item)* "]" # a list\nitem ::= [0-9]{1,3}\n', r"\[\d{1,3}(,\d{1,3})*\]"),
+    ('root ::= root "a" | "b"\n', "ba*"),
+    ('start: "x" /[0-9]{22}/\n', r"x\d{22}"),
+    ('root ::= "é" [^"]{2}', 'é[^"]{2}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("grammar", "pattern"), GRAMMARS)
+def test_random_answers_keep_to_a_grammar(grammars, grammar, pattern) -> None:
+    for seed in range(5):
+        text = draw(grammars, grammars.of_grammar(grammar), random.Random(seed))
+        assert re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('a ::= "x"', "no 'root' rule found"),
+        ("root ::= foo", "rule 'foo' not found"),
+        ('root ::= "abc', "unexpected end of input at line 1"),
+        ("hello world", "expected ::= at line 1"),
+        ("root ::= " + 500 * "(" + '"a"' + 500 * ")", "recursion"),
+        ("root ::= " + " | ".join(f'"w{n}"' for n in range(20_000)), "characters; 131072 go"),
+        ("start: b\n", "unknown name"),
+        ('root ::= ("a"{1,1000}){1,1000}', "Expected value"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_grammars_that_cannot_be_used_are_refused(grammars, grammar, reason) -> None:
+    with pytest.raises(BadRequest, match=f"grammar: .*{re.escape(reason)}"):
+        grammars.of_grammar(grammar)
