@@ -127,6 +127,12 @@ class Daemon:
             model.keep_alive = 0.0
             self._settle(model)
 
+    def unload_removed(self) -> None:
+        """Unload the models whose files are gone, each as soon as nobody uses it."""
+        for model in list(self._models.values()):
+            if not model.target.path.exists():
+                self.unload(model.target.key)
+
     async def close(self, reason: str = "the daemon is shutting down") -> None:
         """End all runners; who is served or waits hears of `reason`."""
         self._closing = reason

@@ -210,6 +210,7 @@ async def delete(request: Request) -> Response:
         await state_of(request).catalog.remove(name)
     except ModelNotFound:
         raise ModelNotFound(f"model '{text}' not found") from None
+    state_of(request).daemon.unload_removed()
     return Response()
 
 

@@ -4,6 +4,7 @@ Defends: every request ends; with an answer or with an error in its protocol's s
 load or place in a queue is left behind.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -195,3 +196,15 @@ def test_client_that_leaves_while_a_model_loads_stops_the_load(server: Server) -
     began = time.monotonic()
     assert server.post("/api/generate", model="slow", prompt="hi", stream=False).is_success
     assert time.monotonic() - began < 60
+
+
+def test_deleted_model_gives_its_memory_back_once_its_stream_has_ended(server: Server) -> None:
+    data = write_model(server.folder / "up.gguf", context_length=88).read_bytes()
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    server.http.post(f"/api/blobs/{digest}", content=data)
+    server.post("/api/create", model="up", files={"up.gguf": digest}, stream=False)
+    stream = Stream(server, "up", num_predict=200)
+    assert server.http.request("DELETE", "/api/delete", json={"model": "up"}).is_success
+    assert running(server, "up")
+    assert stream.rest()[-1]["done_reason"] == "length"
+    until(lambda: running(server, "up") is None)
