@@ -270,14 +270,16 @@ class Daemon:
             adapter_digest=target.adapter_digest,
         )
         began = clock()
-        await model.runner.load(load, on_loading, partial(self._make_room, model))
+        await model.runner.load(load, on_loading, partial(self._make_room, model, on_loading))
         model.is_ready = True
         model.used_at = clock()
         self.metrics.of(target.name).load_seconds.observe(clock() - began)
         self._spawn(self._forget_when_closed(model))
         log.info("loaded %s in runner %d", target.name, model.runner.pid)
 
-    async def _make_room(self, model: LoadedModel, num_bytes: int) -> int:
+    async def _make_room(
+        self, model: LoadedModel, on_loading: OnLoading | None, num_bytes: int
+    ) -> int:
         """Unload others until there is room for a model; then tell how much there is."""
         model.planned_bytes = num_bytes
         victim: LoadedModel | None = None
@@ -287,6 +289,8 @@ class Daemon:
                 victim = min(idle, key=_eviction_order) if idle else victim
                 if victim is None or victim.runner.is_dead:
                     victim = min(others, key=_eviction_order)
+                if victim.num_users and on_loading is not None:
+                    on_loading(Loading(f"waiting for {victim.target.name} to finish"))
                 victim.leave()
                 self._went_idle.clear()
                 self._settle(victim)

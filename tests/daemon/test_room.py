@@ -135,6 +135,24 @@ def test_model_that_becomes_idle_first_makes_room_and_the_others_stay() -> None:
     run(test)
 
 
+def test_who_waits_for_room_hears_for_whom() -> None:
+    async def test(house: House) -> None:
+        stages: list[str] = []
+
+        async def load() -> None:
+            async with house.daemon.lease(target("b600"), None, lambda l: stages.append(l.stage)):
+                pass
+
+        async with house.daemon.lease(target("a500")):
+            waiter = asyncio.create_task(load())
+            await until(lambda: bool(stages))
+            assert stages == ["waiting for a500 to finish"]
+        await waiter
+        assert house.names == {"b600"}
+
+    run(test)
+
+
 def test_who_waited_for_a_model_to_go_uses_it_if_it_stays_after_all() -> None:
     async def test(house: House) -> None:
         async with house.daemon.lease(target("a500")):
