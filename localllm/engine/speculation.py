@@ -33,27 +33,31 @@ class StepCost:
     SLOPE = 0.17  # of one more token, as a share of a step of one
     WEIGHT = 5.0  # of that, in squared tokens
     DECAY = 0.98  # of a step's weight, at every further one
-    MOST = 2.0  # times what was expected: another process was in the way
+    MOST = 2.0  # times what is usual counts: beyond it another process was in the way
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._first, self._slope = 1.0, self.SLOPE
+        self._is_fitted = True
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take in how long a step of so many generated tokens took."""
         x, y = float(num_tokens), seconds
         if self._weight:
-            y = min(y, self.MOST * self.seconds(num_tokens))
+            usual = self._y / self._weight * max(1.0, x * self._weight / self._x)
+            y = min(y, self.MOST * usual)
         decay = self.DECAY
         self._weight = decay * self._weight + 1
         self._x = decay * self._x + x
         self._y = decay * self._y + y
         self._xx = decay * self._xx + x * x
         self._xy = decay * self._xy + x * y
-        self._fit()
+        self._is_fitted = False
 
     def seconds(self, num_tokens: int) -> float:
         """Of a step of so many generated tokens; before any was observed in any unit."""
+        if not self._is_fitted:
+            self._fit()
         return self._first + self._slope * (num_tokens - 1)
 
     def _fit(self) -> None:
@@ -66,6 +70,7 @@ class StepCost:
         # More tokens take no less time, and none takes longer than all.
         self._slope = min(max(slope, 0.0), y / x)
         self._first = y - self._slope * (x - 1)
+        self._is_fitted = True
 
 
 @dataclass(slots=True)

@@ -155,7 +155,8 @@ class FakeModel:
             return repr((request.options, request.stop)) if count == 0 else ""
         if word == "serving":
             fields = (request.exact, request.cache_prompt, request.salt, request.priority)
-            return repr((*fields, request.deadline is not None)) if count == 0 else ""
+            fields = (*fields, request.deadline is not None, request.speculate)
+            return repr(fields) if count == 0 else ""
         return "\N{SLIGHTLY SMILING FACE}" if word == "smile" else f"{count} "
 
 

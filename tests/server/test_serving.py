@@ -29,11 +29,12 @@ def seen(server: Server, ask: dict[str, Any], **fields: Any) -> str:
 
 @pytest.mark.parametrize("ask", WORDS, ids=["generate", "chat"])
 def test_fields_reach_the_runner(server: Server, ask: dict[str, Any]) -> None:
-    assert seen(server, ask) == repr((False, True, "", 0, False))
+    assert seen(server, ask) == repr((False, True, "", 0, False, True))
     fields = {"exact": True, "cache_prompt": False, "priority": -3, "timeout": 20}
-    assert seen(server, ask, **fields) == repr((True, False, "", -3, True))
+    fields["speculate"] = False
+    assert seen(server, ask, **fields) == repr((True, False, "", -3, True, False))
     assert seen(server, ask, cache_salt="mine", timeout=1e300) == repr(
-        (False, True, ":mine", 0, True)
+        (False, True, ":mine", 0, True, True)
     )
 
 
@@ -88,6 +89,7 @@ def test_embeddings_have_a_turn_too(server: Server, path: str, body: dict[str, A
         ({"timeout": "5s"}, "cannot unmarshal string into Go struct field"),
         ({"priority": 0.5}, "cannot unmarshal number into Go struct field"),
         ({"cache_salt": 7}, "cannot unmarshal number into Go struct field"),
+        ({"speculate": 1}, "cannot unmarshal number into Go struct field"),
     ],
 )
 def test_wrong_values_are_refused(server: Server, fields: dict[str, Any], error: str) -> None:
