@@ -24,53 +24,74 @@ MAX_EDITS = 4096  # changed logits of all rows of a sequence
 
 
 class StepCost:
-    """Seconds of a step by its generated tokens: a straight line through the latest steps.
+    """Seconds of a step by its generated tokens: the mean of one, a straight line from two on.
 
-    Steps without guesses say nothing about its slope, which then goes back to what is supposed at
-    first. So a slope that was measured in a bad moment does not stay.
+    A step of one token waits for memory, more of them for the processor, so the second one may cost
+    more than the others or next to nothing. The line goes through the latest steps and through two
+    supposed ones that weigh WEIGHT each: after a while without others these are what is left, so
+    what was measured in a bad moment does not stay.
     """
 
-    SLOPE = 0.17  # of one more token, as a share of a step of one
-    WEIGHT = 5.0  # of that, in squared tokens
-    DECAY = 0.98  # of a step's weight, at every further one
+    SUPPOSED = ((2, 1.3), (8, 2.3))  # tokens of a step, its time in steps of one
+    WEIGHT = 0.2
+    DECAY = 0.99  # of a step's weight, at every further one
     MOST = 2.0  # times what is usual counts: beyond it another process was in the way
+    NEW = 0.1  # weight of the newest step of one token in their mean
 
     def __init__(self) -> None:
+        self._one: float | None = None
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._first, self._slope = 1.0, self.SLOPE
-        self._is_fitted = True
+        self._line: tuple[float, float] | None = None
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take in how long a step of so many generated tokens took."""
+        decay = self.DECAY
+        self._weight *= decay
+        self._x *= decay
+        self._y *= decay
+        self._xx *= decay
+        self._xy *= decay
+        self._line = None
+        if num_tokens == 1:
+            one = seconds if self._one is None else self._one
+            self._one = one + self.NEW * (min(seconds, self.MOST * one) - one)
+            return
         x, y = float(num_tokens), seconds
-        if self._weight:
+        if self._weight > self.WEIGHT:
             usual = self._y / self._weight * max(1.0, x * self._weight / self._x)
             y = min(y, self.MOST * usual)
-        decay = self.DECAY
-        self._weight = decay * self._weight + 1
-        self._x = decay * self._x + x
-        self._y = decay * self._y + y
-        self._xx = decay * self._xx + x * x
-        self._xy = decay * self._xy + x * y
-        self._is_fitted = False
+        self._weight += 1
+        self._x += x
+        self._y += y
+        self._xx += x * x
+        self._xy += x * y
 
     def seconds(self, num_tokens: int) -> float:
-        """Of a step of so many generated tokens; before any was observed in any unit."""
-        if not self._is_fitted:
-            self._fit()
-        return self._first + self._slope * (num_tokens - 1)
+        """Of a step of so many generated tokens; in any unit before one was observed."""
+        one = self._one
+        if one is None:
+            # Steps of one token are not asked for where there are none.
+            one = self._y / self._weight if self._weight else 1.0
+        if num_tokens == 1:
+            return one
+        if self._line is None:
+            self._line = self._fit(one)
+        start, slope = self._line
+        return max(start + slope * num_tokens, one)
 
-    def _fit(self) -> None:
-        """Least squares, with WEIGHT for a slope of SLOPE times the line's value at one token."""
-        x, y = self._x / self._weight, self._y / self._weight
-        spread = self._xx - self._x * x
-        common = self._xy - self._x * y
-        supposed = self.WEIGHT * self.SLOPE
-        slope = (common + supposed * y) / (spread + self.WEIGHT + supposed * (x - 1))
+    def _fit(self, one: float) -> tuple[float, float]:
+        """Least squares: where the line begins, and its slope."""
+        n, x, y, xx, xy = self._weight, self._x, self._y, self._xx, self._xy
+        for tokens, steps in self.SUPPOSED:
+            n += self.WEIGHT
+            x += self.WEIGHT * tokens
+            y += self.WEIGHT * steps * one
+            xx += self.WEIGHT * tokens * tokens
+            xy += self.WEIGHT * tokens * steps * one
+        slope = (n * xy - x * y) / (n * xx - x * x)
         # More tokens take no less time, and none takes longer than all.
-        self._slope = min(max(slope, 0.0), y / x)
-        self._first = y - self._slope * (x - 1)
-        self._is_fitted = True
+        slope = min(max(slope, 0.0), y / x)
+        return (y - slope * x) / n, slope
 
 
 @dataclass(slots=True)
@@ -141,7 +162,8 @@ class Speculation:
             best = max(candidates, key=lambda each: each.gain)
             longer = self.cost.seconds(num_tokens + 1)
             surplus = best.gain - num_sequences * math.log(longer / seconds)
-            if best.gain == 0.0 or surplus <= 0:
+            # The first step beyond one token may be paid by the guesses that follow.
+            if best.gain == 0.0 or (surplus <= 0 and num_tokens > 1):
                 return total > MARGIN
             best.add()
             total += surplus

@@ -102,15 +102,24 @@ def test_the_cost_is_the_line_through_the_measured_steps() -> None:
             assert cost.seconds(n) == pytest.approx(0.01 * (1 + slope * (n - 1)), rel=0.1)
 
 
-def test_the_cost_supposes_a_slope_until_one_is_measured_and_after_a_while_without() -> None:
+def test_the_second_token_may_cost_more_or_less_than_the_others() -> None:
+    for second in (1.0, 1.5):
+        cost = StepCost()
+        learn(cost, lambda n, s=second: 0.01 * (1 if n == 1 else s + 0.1 * (n - 2)), [1, 1, 3, 9])
+        assert cost.seconds(2) / cost.seconds(1) == pytest.approx(second, rel=0.1)
+        assert cost.seconds(9) / cost.seconds(1) == pytest.approx(second + 0.7, rel=0.1)
+
+
+def test_the_cost_is_supposed_until_it_is_measured_and_after_a_while_without() -> None:
+    (size, supposed), _ = StepCost.SUPPOSED
     cost = StepCost()
-    assert cost.seconds(2) / cost.seconds(1) == 1 + StepCost.SLOPE
+    assert cost.seconds(size) / cost.seconds(1) == pytest.approx(supposed)
     learn(cost, lambda n: 0.01, [1])
-    assert cost.seconds(2) / cost.seconds(1) == pytest.approx(1 + StepCost.SLOPE)
+    assert cost.seconds(size) / cost.seconds(1) == pytest.approx(supposed)
     learn(cost, lambda n: 0.01 * n, [1, 8])
     assert cost.seconds(8) / cost.seconds(1) > 6
-    learn(cost, lambda n: 0.01, [1], 1000)
-    assert cost.seconds(2) / cost.seconds(1) == pytest.approx(1 + StepCost.SLOPE, rel=0.01)
+    learn(cost, lambda n: 0.01, [1], 1500)
+    assert cost.seconds(size) / cost.seconds(1) == pytest.approx(supposed, rel=0.01)
 
 
 def test_a_step_that_was_held_up_counts_little() -> None:
