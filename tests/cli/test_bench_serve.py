@@ -61,6 +61,8 @@ def test_mistakes_are_one_line(server: Server, args: tuple[str, ...], error: str
 
 def test_interrupt_shows_what_was_measured(server: Server) -> None:
     server.post("/api/generate", model="tiny", keep_alive=0)
+    while server.http.get("/api/ps").json()["models"]:
+        pass
     env = environment(server.folder, LOCALLLM_HOST=server.url)
     process = subprocess.Popen(
         [*COMMAND, "serve", "tiny", "--seconds", "600", "--concurrency", "1"],
