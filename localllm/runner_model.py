@@ -98,7 +98,8 @@ class RunnerModel:
             load.num_running,
             load.kv_usage,
             load.num_preemptions,
-            [_number(sequence.request.request_id) for sequence in waiting],
+            # Several sequences may be one request's.
+            list(dict.fromkeys(_number(sequence.request.request_id) for sequence in waiting)),
         )
 
     def close(self) -> None:
