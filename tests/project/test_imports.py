@@ -25,6 +25,7 @@ ALLOWED = {
     "names": set(),
     "store": {"names", "user_files"},
     "user_files": set(),
+    "traffic": {"address"},
     "pull": {"names", "store", "describe", "identity", "messages"},
 }
 HEAVY = (
