@@ -119,18 +119,26 @@ def test_generate_takes_all_its_fields(client: Tourist) -> None:
 
 
 def test_generate_loads_and_unloads(client: Tourist) -> None:
+    def loaded() -> dict[str, Any]:
+        return {model.model: model for model in client.call("ps").models}
+
+    def unload() -> None:
+        """Names of one file are one loaded model, which is shown as the one that loaded it."""
+        assert client.call("generate", model="smollm2", keep_alive=0).done_reason == "unload"
+        while {"smollm2:latest", "caller:latest", "thinker:latest"} & loaded().keys():
+            pass
+
+    unload()
     assert client.call("generate", model="smollm2").done_reason == "load"
     assert client.call("chat", model="smollm2").done_reason == "load"
-    (model,) = client.call("ps").models
-    assert (model.model, model.size_vram) == ("smollm2:latest", 0)
+    model = loaded()["smollm2:latest"]
+    assert model.size_vram == 0
     assert model.size > 50e6
     assert model.expires_at.tzinfo is not None
-    assert client.call("generate", model="smollm2", keep_alive=0).done_reason == "unload"
-    while client.call("ps").models:
-        pass
+    unload()
     assert client.call("generate", model="smollm2", keep_alive=-1).done_reason == "load"
-    (model,) = client.call("ps").models
-    assert model.expires_at.year > 2200
+    assert loaded()["smollm2:latest"].expires_at.year > 2200
+    client.call("generate", model="smollm2", keep_alive="5m")
 
 
 def test_chat_says_the_same_whole_and_in_pieces(client: Tourist) -> None:
