@@ -23,6 +23,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -219,7 +220,7 @@ class Daemon:
             self._close(model)
         elif left != FOREVER:
             loop = asyncio.get_running_loop()
-            model.timer = loop.call_later(left, self._settle, model)
+            model.timer = loop.call_later(left, self._settle, model, context=Context())
 
     async def _load(self, target: Target, on_loading: OnLoading | None) -> None:
         """Load the model unless another waiter has done so, or failed to, meanwhile."""

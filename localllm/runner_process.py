@@ -18,6 +18,7 @@ import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from typing import TypeVar
 
@@ -94,8 +95,9 @@ class RunnerProcess:
         self._reason: str | None = None
         self._on_loading: Callable[[Loading], None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._reading = asyncio.create_task(self._read())
-        self._reading_output = asyncio.create_task(self._read_output())
+        # What the process does is not about the request that happened to start it.
+        self._reading = asyncio.create_task(self._read(), context=Context())
+        self._reading_output = asyncio.create_task(self._read_output(), context=Context())
 
     @classmethod
     async def start(
@@ -281,7 +283,7 @@ class RunnerProcess:
 
     def _watch(self) -> None:
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch_progress())
+            self._watching = asyncio.create_task(self._watch_progress(), context=Context())
 
     async def _watch_progress(self) -> None:
         """Kill the runner if it does not move while it has requests."""
