@@ -134,6 +134,9 @@ class Embeddings:
         limit = self._limit(request)
         pairs = [self._fitted(number, limit, request) for number in range(len(request.texts))]
         work = Work(request, sink, [ids for ids, _ in pairs], [dropped for _, dropped in pairs])
+        num_cut = sum(dropped > 0 for _, dropped in pairs)
+        if num_cut:
+            log.warning("%d of %d texts were cut to %d tokens", num_cut, len(pairs), limit)
         if not pairs:
             work.finish()
             return
@@ -188,7 +191,6 @@ class Embeddings:
                 f"input after truncation exceeds maximum context length: {limit} positions leave "
                 "no room for text"
             )
-        log.info("input %d of %d tokens was cut to %d", number, num_tokens, limit)
         return before + ids[:-excess] + after, excess
 
     def _submit(self, work: Work) -> None:

@@ -99,6 +99,7 @@ def test_num_ctx_beyond_the_model_is_its_length_and_logged(pooled: LoadedModel, 
     text = "x" * CONTEXT
     assert embed(pooled, text, num_ctx=100_000).dropped_tokens == [2]
     assert f"num_ctx 100000: this model has {CONTEXT} positions" in caplog.text
+    assert f"1 of 1 texts were cut to {CONTEXT} tokens" in caplog.text
 
 
 def test_an_empty_text_has_a_vector_and_no_text_has_none(pooled: LoadedModel, tiny_path) -> None:
