@@ -1,16 +1,18 @@
 """`localllm bench`: a model file's speed, and with `serve` a server's under load."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from localllm.cli.app import Model, app
+from localllm.cli.app import app
 from localllm.cli.files import BackendName, File, Threads, settings_with
 from localllm.errors import BadRequest
 
+CONCURRENCY, REQUESTS = 4, 32
 _GOAL = re.compile(r"(ttft|tpot|itl|e2el):[0-9.]+")
 
 
@@ -97,54 +99,69 @@ def bench(
     print(report.to_json() if output == "json" else report.to_markdown())
 
 
+ServedModel = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The model's name on the server.")
+]
+Rate = Annotated[
+    float | None, typer.Option("--rate", help="Conversations begun per second (Poisson).")
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", help=f"Conversations at once ({CONCURRENCY}).")
+]
+Requests = Annotated[
+    int | None, typer.Option("--requests", help=f"How many requests ({REQUESTS}).")
+]
+Seconds = Annotated[float | None, typer.Option("--seconds", help="Begin requests for so long.")]
+Kind = Annotated[str, typer.Option("--workload", help="random, shared-prefix or multi-turn.")]
+PromptTokens = Annotated[
+    str, typer.Option("--prompt-tokens", help="Of a turn: 256, or a range: 64-1024.")
+]
+OutputTokens = Annotated[
+    str, typer.Option("--output-tokens", help="Most tokens of an answer: 64, or a range.")
+]
+PrefixTokens = Annotated[int, typer.Option("--prefix-tokens", help="Of the shared system prompt.")]
+Prefixes = Annotated[int, typer.Option("--prefixes", help="Different system prompts.")]
+Turns = Annotated[int, typer.Option("--turns", help="Of a conversation.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the words and the arrivals.")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Answers go on to their most tokens.")
+]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option("--goodput", help="ttft:500 tpot:50 ... in ms: what a request must meet."),
+]
+Url = Annotated[
+    str | None, typer.Option("--url", help="The server (LOCALLLM_HOST, started if need be).")
+]
+Api = Annotated[
+    str, typer.Option("--api", help="ollama, ollama-generate, openai or openai-completions.")
+]
+ApiKey = Annotated[str | None, typer.Option("--api-key", help="Sent as a bearer token.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write everything to a file.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw an SVG file.")]
+
+
 @commands.command("serve")
 def serve(
-    model: Model,
-    url: Annotated[
-        str | None, typer.Option("--url", help="The server (LOCALLLM_HOST, started if need be).")
-    ] = None,
-    api: Annotated[
-        str, typer.Option("--api", help="ollama, ollama-generate, openai or openai-completions.")
-    ] = "ollama",
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", help="Sent as a bearer token.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", help="Conversations begun per second (Poisson).")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="Conversations at once (4).")
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option("--requests", help="How many requests (32).")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", help="Begin requests for so long.")
-    ] = None,
-    workload: Annotated[
-        str, typer.Option("--workload", help="random, shared-prefix or multi-turn.")
-    ] = "random",
-    prompt_tokens: Annotated[
-        str, typer.Option("--prompt-tokens", help="Of a turn: 256, or a range: 64-1024.")
-    ] = "256",
-    output_tokens: Annotated[
-        str, typer.Option("--output-tokens", help="Most tokens of an answer: 64, or a range.")
-    ] = "64",
-    prefix_tokens: Annotated[
-        int, typer.Option("--prefix-tokens", help="Of the shared system prompt.")
-    ] = 2000,
-    prefixes: Annotated[int, typer.Option("--prefixes", help="Different system prompts.")] = 1,
-    turns: Annotated[int, typer.Option("--turns", help="Of a conversation.")] = 4,
-    seed: Annotated[int, typer.Option("--seed", help="Of the words and the arrivals.")] = 0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Answers go on to their most tokens.")
-    ] = False,
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option("--goodput", help="ttft:500 tpot:50 ... in ms: what a request must meet."),
-    ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write everything to a file.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw an SVG file.")] = None,
+    model: ServedModel,
+    url: Url = None,
+    api: Api = "ollama",
+    api_key: ApiKey = None,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    requests: Requests = None,
+    seconds: Seconds = None,
+    workload: Kind = "random",
+    prompt_tokens: PromptTokens = "256",
+    output_tokens: OutputTokens = "64",
+    prefix_tokens: PrefixTokens = 2000,
+    prefixes: Prefixes = 1,
+    turns: Turns = 4,
+    seed: Seed = 0,
+    ignore_eos: IgnoreEos = False,
+    goodput: Goodput = None,
+    json: Json = None,
+    plot: Plot = None,
 ) -> None:
     """Put a server under load and measure what its clients see.
 
@@ -165,30 +182,19 @@ def serve(
 
     if rate is not None and concurrency is not None:
         raise BadRequest("give --rate or --concurrency, not both")
-    asked = Workload(
-        workload,
-        Span.parse(prompt_tokens, "--prompt-tokens"),
-        Span.parse(output_tokens, "--output-tokens"),
-        prefix_tokens,
-        prefixes,
-        turns,
-        seed,
+    prompt = Span.parse(prompt_tokens, "--prompt-tokens")
+    output = Span.parse(output_tokens, "--output-tokens")
+    plan_for = partial(
+        Plan,
+        dialect=dialect_of(api),
+        model=model,
+        workload=Workload(workload, prompt, output, prefix_tokens, prefixes, turns, seed),
+        rate=rate,
+        concurrency=CONCURRENCY if concurrency is None else concurrency,
+        requests=REQUESTS if requests is None and seconds is None else requests,
+        seconds=seconds,
+        ignore_eos=ignore_eos,
+        api_key=api_key,
+        goal=Goal.parse(goodput or ()),
     )
-    dialect, goal = dialect_of(api), Goal.parse(goodput or ())
-
-    def plan_for(server: Any) -> Plan:
-        return Plan(
-            server,
-            dialect,
-            model,
-            asked,
-            rate=rate,
-            concurrency=4 if concurrency is None else concurrency,
-            requests=32 if requests is None and seconds is None else requests,
-            seconds=seconds,
-            ignore_eos=ignore_eos,
-            api_key=api_key,
-            goal=goal,
-        )
-
     raise typer.Exit(measure(plan_for, url, json, plot))

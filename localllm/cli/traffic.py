@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ def measure(
     """Run the plan and show what came out; the exit code. Without a URL our daemon is meant."""
     if to_plot is not None:
         plot.check_path(to_plot)
-    plan = plan_for(own_server() if url is None else server_of(url))
+    plan = own_plan(plan_for) if url is None else plan_for(server_of(url))
     traffic = Traffic(plan)
     is_whole = asyncio.run(_run(traffic))
     summary = traffic.summary()
@@ -52,12 +52,14 @@ def measure(
     return 0 if summary.completed and not summary.errors else 1
 
 
-def own_server() -> Address:
-    """The address of our daemon, which is started if it does not run."""
+def own_plan(plan_for: Callable[[Address], Plan]) -> Plan:
+    """The plan for our own daemon, which is started if it does not run, with the key it wants."""
     client = Client(load_settings())
     client.ensure_daemon(note=lambda text: print(f"note: {text}", file=sys.stderr))
     client.close()
-    return client.address
+    plan = plan_for(client.address)
+    keys = client.settings.api_keys
+    return replace(plan, api_key=keys[0]) if keys and plan.api_key is None else plan
 
 
 def server_of(url: str) -> Address:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_process import Server, environment
+from server_process import Server, environment, start_server
 from test_terminals import ESCAPE, shown
 
 from localllm.cli.bench import with_goals
@@ -57,6 +57,18 @@ def test_mistakes_are_one_line(server: Server, args: tuple[str, ...], error: str
     assert error in done.stderr
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_daemon_that_wants_a_key_gets_ours(tmp_path: Path) -> None:
+    for server in start_server(tmp_path, LOCALLLM_API_KEY="secret"):
+        command = [*COMMAND, "serve", "tiny", "--requests", "2"]
+        env = environment(tmp_path, LOCALLLM_HOST=server.url)
+        without = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert (without.returncode, without.stderr.count("\n")) == (1, 1)
+        for given in ({"LOCALLLM_API_KEY": "secret"}, {}):
+            args = [] if given else ["--api-key", "secret", "--url", server.url]
+            done = subprocess.run([*command, *args], env={**env, **given}, capture_output=True)
+            assert done.returncode == 0, done.stderr
 
 
 def test_interrupt_shows_what_was_measured(server: Server) -> None:
