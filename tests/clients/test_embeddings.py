@@ -8,6 +8,7 @@ from array import array
 from base64 import b64decode
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from server_process import Server
@@ -145,3 +146,16 @@ def test_embed_smoke(server: Server) -> None:
         576
     ] * 3
     embed(server, "x", keep_alive="5m")
+
+
+def test_a_client_that_leaves_its_list_does_not_disturb_the_next(server: Server) -> None:
+    """That the rest of the list is not computed: tests/runtime/test_embedding.py."""
+    texts = [f"{i} {'many words ' * 200}" for i in range(400)]
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post(
+            "/api/embed",
+            json={"model": MODEL, "input": texts},
+            timeout=httpx.Timeout(10, read=0.5),
+        )
+    (vector,) = vectors(server, SKY)
+    assert vector == vectors(server, [SKY, SKY])[1]
