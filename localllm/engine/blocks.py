@@ -39,6 +39,8 @@ from localllm.engine.prefix import (
 from localllm.engine.sequence import Sequence
 from localllm.errors import OutOfBlocks
 
+RESERVE = 2  # blocks a running sequence that are left when another is let in
+
 CopyBlock = Callable[[int, int, int, int], None]
 
 
@@ -209,10 +211,11 @@ class BlockPool:
         sequence.cached_depth = self.index.num_known(keys, sequence.cached_depth, exact=exact)
         return sequence.cached_depth
 
-    def admit(self, sequence: Sequence, chunk: int) -> bool:
+    def admit(self, sequence: Sequence, chunk: int, num_running: int = 0) -> bool:
         """Give the sequence its longest cached prefix, if what it lacks is available too.
 
-        chunk   most tokens that it will compute in one step (a window needs room for them)
+        chunk         most tokens that it will compute in one step (a window needs room for them)
+        num_running   those that want more blocks soon; some are left for them
         Returns False, and changes nothing, if the pool cannot hold all its known tokens.
         """
         self._start(sequence)
@@ -223,7 +226,11 @@ class BlockPool:
         if not sequence.was_admitted:
             sequence.prefix_miss = miss
         if all(
-            self._wanted(g, sequence.num_tokens, chunk) - len(table) + held <= g.num_available
+            self._wanted(g, sequence.num_tokens, chunk)
+            - len(table)
+            + held
+            + reserve(g, num_running)
+            <= g.num_available
             for g, table, held in zip(self.groups, sequence.tables, sequence.first_held)
         ):
             return True
@@ -451,3 +458,13 @@ class BlockPool:
         if not self.holders[content]:
             del self.holders[content]
             self.index.remove(content)
+
+
+def reserve(group: GroupPool, num_running: int) -> int:
+    """Blocks to leave for those that run: to compute a sequence again costs more than to wait.
+
+    Behind a window a sequence holds all it will ever hold.
+    """
+    if group.window is not None:
+        return 0
+    return min(RESERVE * num_running, group.num_blocks // 32 * 2)

@@ -193,7 +193,7 @@ class Scheduler:
             sequence = self.waiting.next(self.running, now)
             if sequence is None or not self._has_share(step, sequence):
                 return
-            if not self.pool.admit(sequence, self.max_tokens):
+            if not self.pool.admit(sequence, self.max_tokens, len(self.running)):
                 assert self.running, "a sequence that fits alone was refused"
                 self._refused_at = self._ask
                 return

@@ -350,3 +350,12 @@ def test_fill_counts_every_position_once() -> None:
     assert pool.admit(b, 512)
     compute(pool, b)
     assert pool.fill([(a, 70), (b, 70)]) == (64 + 6 + 6) / 320
+
+
+def test_some_blocks_are_left_for_those_that_run() -> None:
+    pool = new_pool(blocks=32, windows=(None, 40))
+    running = new_sequence(range(20 * SIZE))
+    assert pool.admit(running, 512)
+    compute(pool, running)
+    assert not pool.admit(new_sequence(range(1000, 1000 + 11 * SIZE)), 512, num_running=1)
+    assert pool.admit(new_sequence(range(1000, 1000 + 10 * SIZE)), 512, num_running=15)
