@@ -29,12 +29,6 @@ class Account:
         self._last_at: float | None = None
         self._end: str | None = None
 
-    @property
-    def busy_seconds(self) -> float:
-        """How long the request occupied the model."""
-        stats = self.statistics
-        return 0.0 if stats is None else stats.prompt_seconds + stats.decode_seconds
-
     def take(self, delta: Delta) -> None:
         """Account for what became known. Called once for all tokens of a message."""
         count = delta.num_tokens

@@ -39,8 +39,8 @@ from localllm.messages import Load, Loading
 from localllm.metrics import Metrics
 from localllm.runner_process import RunnerProcess
 
-# What a request takes on a model of which none has ended yet, and the longest wait to suggest.
-GUESSED_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 600.0
+# What a request takes where nothing is known, and the longest wait to suggest.
+GUESSED_SECONDS, LONGEST_RETRY_SECONDS = 2.0, 600.0
 # How long a runner that was started in advance waits for a model.
 SPARE_SECONDS = 60.0
 
@@ -192,10 +192,10 @@ class Daemon:
         waiting = sum(map(self.num_waiting, self._models.keys() | self._waiters.keys()))
         if num_users < parallel or waiting < self._settings.max_queue:
             return
-        seconds = (model.mean_seconds if model else 0) or GUESSED_SECONDS
+        seconds = (model.place_seconds if model else 0) or GUESSED_SECONDS / parallel
         raise Busy(
             "server busy, please try again.  maximum pending requests exceeded",
-            retry_seconds=min(seconds * waiting / parallel / 2, LONGEST_RETRY_SECONDS),
+            retry_seconds=min(seconds * waiting / 2, LONGEST_RETRY_SECONDS),
         )
 
     def _enter(self, model: LoadedModel) -> None:
@@ -204,6 +204,7 @@ class Daemon:
         model.stop_timer()
 
     def _leave(self, model: LoadedModel) -> None:
+        model.note_freed(was_queueing=model.num_users > self._settings.num_parallel)
         model.num_users -= 1
         model.used_at = asyncio.get_running_loop().time()
         if model.num_users == 0:

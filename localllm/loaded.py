@@ -15,6 +15,8 @@ from localllm.durations import FOREVER
 from localllm.messages import Ask, Delta
 from localllm.runner_process import RunnerProcess
 
+WEIGHT = 0.1  # of the newest in a running mean
+
 Key = tuple[Path, Path | None]
 
 
@@ -46,7 +48,7 @@ class LoadedModel:
     planned_bytes   what it is going to hold, once the runner has said so
     is_leaving      it takes no new work, because it is to be unloaded; `decided` is set once it is
                     gone, or stays after all
-    mean_seconds    running mean of how long a request occupies the model; 0: none has ended yet
+    place_seconds   running mean of the time from one place in the full queue to the next; 0: unknown
     """
 
     def __init__(self, target: Target, runner: RunnerProcess, keep_alive: float) -> None:
@@ -60,7 +62,8 @@ class LoadedModel:
         self.is_leaving = False
         self.decided = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
-        self.mean_seconds = 0.0
+        self.place_seconds = 0.0
+        self._freed_at: float | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -105,6 +108,15 @@ class LoadedModel:
             return self.keep_alive
         return self.used_at + self.keep_alive - asyncio.get_running_loop().time()
 
+    def note_freed(self, *, was_queueing: bool) -> None:
+        """Learn from a request that ended how soon places come free while others wait for them."""
+        now = asyncio.get_running_loop().time()
+        if was_queueing and self._freed_at is not None:
+            passed = now - self._freed_at
+            known = self.place_seconds
+            self.place_seconds = known + WEIGHT * (passed - known) if known else passed
+        self._freed_at = now if was_queueing else None
+
     def leave(self) -> None:
         """Take no new work."""
         self.is_leaving = True
@@ -130,19 +142,11 @@ class Lease:
 
     async def generate(self, request: Ask, *, wants_position: bool = False) -> AsyncIterator[Delta]:
         """Deltas of one request; closing the iterator cancels it."""
-        account, model = self.account, self.model
+        account, runner = self.account, self.model.runner
         if wants_position and account.queue_position:
             yield Delta(0, queue_position=account.queue_position)
-        running = model.runner.generate(request, wants_position=wants_position)
+        running = runner.generate(request, wants_position=wants_position)
         async with aclosing(running) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 account.take(delta)
                 yield delta
-        model.mean_seconds = mean(model.mean_seconds, account.busy_seconds)
-
-
-WEIGHT = 0.2  # of the newest in a running mean
-
-
-def mean(before: float, newest: float) -> float:
-    return newest if before == 0 else before + WEIGHT * (newest - before)

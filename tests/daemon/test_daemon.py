@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,29 @@ def test_requests_beyond_the_queue_are_refused_at_once_and_the_others_served_in_
         assert order == [0, 2, 3]
 
     run(test, num_parallel=1, max_queue=3)
+
+
+def test_retry_is_worth_it_when_half_of_the_queue_has_gone() -> None:
+    async def test(daemon: Daemon) -> None:
+        await ask(daemon, A)
+        model = daemon.loaded()[0]
+
+        async def refused() -> float:
+            with pytest.raises(Busy) as info:
+                await ask(daemon, A)
+            return info.value.retry_seconds
+
+        async with AsyncExitStack() as first:
+            await first.enter_async_context(daemon.lease(A))
+            async with AsyncExitStack() as others:
+                for _ in range(4):
+                    await others.enter_async_context(daemon.lease(A))
+                # Nothing is known: two seconds for each of four.
+                assert await refused() == 4
+            assert model.place_seconds > 0
+            async with AsyncExitStack() as others:
+                for _ in range(4):
+                    await others.enter_async_context(daemon.lease(A))
+                assert await refused() == pytest.approx(2 * model.place_seconds)
+
+    run(test, num_parallel=1, max_queue=4)
