@@ -8,10 +8,10 @@ Three records make the attention of a layer; all take the same argument block:
     attend_prompt_tiles   products of bfloat16 tiles, for levels with vectors of 16 lanes: twice as
                           fast where the processor multiplies bfloat16 (`kernel.has_bf16`)
 
-K and V of a layer are float16 [num_blocks][num_kv_heads][BLOCK][head_dim]; head_dim is a multiple
-of 8. The positions of this step are written before the first of these records. No kernel reads a
-table entry or a block of positions that the window hides, and what lies behind a sequence's last
-position does not matter.
+K and V of a layer are [num_blocks][num_kv_heads] parts of BLOCK positions, whose element type
+(kv.py) chooses among a record's kernels; head_dim is a multiple of 8. The positions of this step
+are written before the first of these records. No kernel reads a table entry or a block of
+positions that the window hides, and what lies behind a sequence's last position does not matter.
 
 Work lists are int32 arrays that the backend makes once per step and KV group, whose layers see
 the same positions (`generated_work`, `prompt_work`):
@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_cpu.attention_math import LOG2E
+from kernels_cpu.kv import BLOCK as BLOCK
 
 Int32s = NDArray[np.int32]
 
-BLOCK = 32  # positions of a block
 SPLIT = 256  # positions of a split
 KEYS = 64  # positions of a block of keys of a prompt item
 PROMPT_ROWS = 128  # rows (tokens * query heads) of a prompt item, about

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from numba import types
 
 from kernels_cpu import attention as a
-from kernels_cpu.attention_math import broadcast, lanes, load_kv, transpose, zeros
+from kernels_cpu.attention_math import broadcast, lanes, transpose, zeros
+from kernels_cpu.kv import KV_TYPES, KVType
 from kernels_cpu.simd import Ir, Value, emits, f32, i64, vec
 
 BLOCK, KEYS = a.BLOCK, a.KEYS
@@ -119,25 +120,26 @@ def add_values(
                 e.store(e.get(sums[i][j]), e.at(to, 4 * (i * rows_together() + j * n)), align=4)
 
 
-@emits(3)
-def unpack_keys(e: Ir, source: Value, target: Value, head_dim: Value) -> None:
-    """A block of K, float16 [32][head_dim], to float32 [32][head_dim + K_PAD]."""
+@emits(3, table=KV_TYPES)
+def unpack_keys(e: Ir, kv: KVType, source: Value, target: Value, head_dim: Value) -> None:
+    """A part of K to float32 [32][head_dim + K_PAD]."""
     with e.loop(e.const(BLOCK)) as key:
-        row = e.at(source, e.mul(e.mul(key.index, head_dim), 2))
+        row = kv.row(e, source, key.index, head_dim)
         to = e.at(target, e.mul(e.mul(key.index, e.b.add(head_dim, e.const(K_PAD))), 4))
         with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
-            e.store(load_kv(e, e.at(row, e.mul(d.index, 16)), 8), e.at(to, e.mul(d.index, 32)), 4)
+            values = kv.load(e, row, e.mul(d.index, 8), 8)
+            e.store(values, e.at(to, e.mul(d.index, 32)), align=4)
 
 
-@emits(3)
-def unpack_values(e: Ir, source: Value, target: Value, head_dim: Value) -> None:
-    """A block of V, float16 [32][head_dim], to float32 [head_dim / strip][KEYS][strip]."""
+@emits(3, table=KV_TYPES)
+def unpack_values(e: Ir, kv: KVType, source: Value, target: Value, head_dim: Value) -> None:
+    """A part of V to float32 [head_dim / strip][KEYS][strip]."""
     m = strip()
     with e.loop(e.const(BLOCK)) as key:
-        row = e.at(source, e.mul(e.mul(key.index, head_dim), 2))
+        row = kv.row(e, source, key.index, head_dim)
         to = e.at(target, e.mul(key.index, 4 * m))
         with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
-            values = load_kv(e, e.at(row, e.mul(d.index, 16)), 8)
+            values = kv.load(e, row, e.mul(d.index, 8), 8)
             for part in range(8 // m):
                 place = e.at(to, e.mul(d.index, 32 * KEYS), 4 * m * KEYS * part)
                 e.store(e.slice(values, part * m, m), place, align=4)

@@ -1,21 +1,20 @@
 """Attention of generated tokens: all query heads of a KV head at once, so K and V are read once.
 
-The context of a token is cut at multiples of SPLIT positions. A split gives a *state* per head,
-    float32 [16 + head_dim]: largest score m (log2 units), sum of the weights 2^(s - m), 14 unused,
-                             sum of weight * v
-and `fold` adds the states of a token's splits in ascending order, in one item or in the merge
-record alike. Within a split each lane of the sums takes every 8th or 16th position, and the lanes
-are added by halving.
+The context of a token is cut at multiples of SPLIT positions. A split gives a *state* per head
+(attention_states.py), and `fold` adds the states of a token's splits in ascending order, in one
+item or in the merge record alike. Within a split each lane of the sums takes every 8th or 16th
+position, and the lanes are added by halving.
 
 Arguments and work lists: attention.py.
 """
 
+from collections.abc import Callable, Sequence
+
 from llvmlite import ir
-from numba import njit, types
+from numba import njit
 
 from kernels_cpu import attention as a
 from kernels_cpu.attention_math import (
-    LOG2E,
     LOWEST,
     broadcast,
     cap_score,
@@ -23,12 +22,15 @@ from kernels_cpu.attention_math import (
     lanes,
     larger,
     load_int,
-    load_kv,
     num_lanes,
+    padded,
     sums_of_lanes,
     zeros,
 )
+from kernels_cpu.attention_places import block_offset, part_bytes, sink_of, upcoming
+from kernels_cpu.attention_states import clear_values, finish, fold, start_state
 from kernels_cpu.kernel import kernel
+from kernels_cpu.kv import F16, KV_TYPES, Q8_0, KVType, Row
 from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
 from kernels_cpu.threads import quotient
 
@@ -54,7 +56,7 @@ def load_queries(e: Ir, args: Value, source: Value, target: Value, group: Value)
     """q * factor of `group` heads, each padded with zeros to a multiple of 16."""
     head_dim = e.load(e.at(args, 8 * a.HEAD_DIM), i64)
     factor = broadcast(e, e.at(args, 8 * a.QUERY_FACTOR), 8)
-    row = padded(e, head_dim)
+    row = padded(e, head_dim, 16)
     with e.loop(group) as head:
         q = e.at(source, e.mul(e.mul(head.index, head_dim), 4))
         to = e.at(target, e.mul(e.mul(head.index, row), 4))
@@ -65,29 +67,35 @@ def load_queries(e: Ir, args: Value, source: Value, target: Value, group: Value)
             e.store(e.b.fmul(value, factor), e.at(to, offset), align=4)
 
 
-def padded(e: Ir, head_dim: Value) -> Value:
-    """head_dim rounded up to a multiple of 16."""
-    return e.b.and_(e.b.add(head_dim, e.const(15)), e.const(-16))
-
-
-@emits(6)
+@emits(7, table=KV_TYPES)
 def score_positions(
-    e: Ir, k: Value, q: Value, scores: Value, head_dim: Value, group: Value, ahead: Value
+    e: Ir,
+    kv: KVType,
+    part: Value,
+    begin: Value,
+    q: Value,
+    scores: Value,
+    head_dim: Value,
+    group: Value,
+    ahead: Value,
 ) -> None:
-    """Scores of as many positions from `k` on as there are lanes, for all heads.
+    """Scores of as many positions of a part of K from `begin` on as there are lanes, for all heads.
 
-    ahead  bytes from what is read to what is prefetched
+    scores  of the part's first position
+    ahead   bytes from what is read to what is prefetched
     """
     n = lanes()
-    row = e.mul(padded(e, head_dim), 4)
+    q_row = e.mul(padded(e, head_dim, 16), 4)
+    kv.prefetch_scales(e, kv.row(e, part, begin, head_dim), n, head_dim, ahead)
     for heads, count, first in head_tiles(e, group):
         width = positions_together(heads)
-        with e.loop(count) as tile, e.loop(e.const(n // width)) as part:
+        with e.loop(count) as tile, e.loop(e.const(n // width)) as step:
             head = e.b.add(first, e.mul(tile.index, heads))
-            position = e.mul(part.index, width)
-            keys = e.at(k, e.mul(e.mul(position, head_dim), 2))
+            position = e.b.add(begin, e.mul(step.index, width))
+            rows = [kv.row(e, part, e.at(position, p), head_dim) for p in range(width)]
             far = only_first(e, head, ahead)
-            sums = dot_products(e, keys, e.at(q, e.mul(head, row)), row, head_dim, heads, far)
+            queries = [e.at(q, e.b.mul(e.at(head, h), q_row)) for h in range(heads)]
+            sums = dot_products(e, kv, rows, queries, head_dim, far)
             for h in range(heads):
                 to = e.at(scores, e.mul(e.b.add(head, e.const(h)), SCORES_BYTES))
                 e.store(e.slice(sums, h * width, width), e.at(to, e.mul(position, 4)), align=4)
@@ -104,36 +112,47 @@ def only_first(e: Ir, head: Value, ahead: Value) -> Value:
 
 
 def dot_products(
-    e: Ir, k: Value, q: Value, q_row: Value, head_dim: Value, heads: int, ahead: Value
+    e: Ir, kv: KVType, rows: list[Row], queries: list[Value], head_dim: Value, ahead: Value
 ) -> Value:
-    """Dot products of `heads` queries with positions; lane = (head, position)."""
-    n, width = lanes(), positions_together(heads)
-    sums = [[e.variable(zeros(e, n)) for _ in range(width)] for _ in range(heads)]
+    """Dot products of queries at some addresses with some positions; lane = (head, position)."""
+    n = lanes()
+    sums = [[e.variable(zeros(e, n)) for _ in rows] for _ in queries]
 
     def add(offset: Value, size: int) -> None:
-        queries = [
-            e.load(e.at(q, e.mul(q_row, h), e.mul(offset, 4)), vec(f32, n), 4) for h in range(heads)
+        parts = [(first, min(n, size)) for first in range(0, size, n)]
+        q = [
+            [e.load(e.at(row, 4 * first, e.mul(offset, 4)), vec(f32, n), 4) for first, _ in parts]
+            for row in queries
         ]
         # As many lines as are read in this step, in the order of memory.
-        for line in range(0, 2 * size * width, 64):
-            e.prefetch(e.at(k, line, e.mul(offset, 2 * width), ahead))
-        for p in range(width):
-            key = e.at(k, e.mul(e.b.add(e.mul(head_dim, p), offset), 2))
-            x = load_kv(e, key, size)
-            if size < n:
-                x = e.concat(x, zeros(e, n - size))
-            for h in range(heads):
-                e.set(sums[h][p], e.fma(x, queries[h], e.get(sums[h][p])))
+        for line in range(0, kv.value_bytes * size * len(rows), 64):
+            there = e.mul(offset, kv.value_bytes * len(rows))
+            e.prefetch(e.at(rows[0].values, line, there, ahead))
+        for p, row in enumerate(rows):
+            values = kv.load(e, row, offset, size)
+            for i, (first, count) in enumerate(parts):
+                x = e.slice(values, first, count)
+                if count < n:
+                    x = e.concat(x, zeros(e, n - count))
+                for h, heads in enumerate(sums):
+                    e.set(heads[p], e.fma(x, q[h][i], e.get(heads[p])))
 
-    whole = e.b.lshr(head_dim, e.const(n.bit_length() - 1))
-    with e.loop(whole) as d:
-        add(e.mul(d.index, n), n)
-    if n == 16:
-        has_rest = e.b.icmp_unsigned("!=", e.b.and_(head_dim, e.const(8)), e.const(0))
-        with e.b.if_then(has_rest):
-            add(e.mul(whole, n), 8)
+    for_sizes(e, head_dim, (32, 16, 8), add)
     totals = [e.get(s) for head in sums for s in head]
     return sums_of_lanes(e, totals + [zeros(e, n)] * (n - len(totals)))
+
+
+def for_sizes(
+    e: Ir, count: Value, sizes: Sequence[int], body: Callable[[Value, int], None]
+) -> None:
+    """body(offset, size) over `count` values: the largest size, then one at most of each other."""
+    done = e.const(0)
+    for i, size in enumerate(sizes):
+        left = count if i == 0 else e.b.and_(count, e.const(sizes[i - 1] - 1))
+        repeats = e.b.lshr(left, e.const(size.bit_length() - 1))
+        with e.loop(repeats) as step:
+            body(e.b.add(done, e.mul(step.index, size)), size)
+        done = e.b.add(done, e.mul(repeats, size))
 
 
 @emits(2)
@@ -183,10 +202,12 @@ def largest_lane(e: Ir, v: Value) -> Value:
     return e.b.extract_element(v, e.const(0, i32))
 
 
-@emits(7)
+@emits(8, table=KV_TYPES)
 def weigh_values(
     e: Ir,
-    v: Value,
+    kv: KVType,
+    part: Value,
+    begin: Value,
     weights: Value,
     states: Value,
     count: Value,
@@ -194,57 +215,76 @@ def weigh_values(
     group: Value,
     ahead: Value,
 ) -> None:
-    """state += weight * V over `count` positions from `v` on, for all heads.
+    """state += weight * V over `count` positions of a part of V from `begin` on, for all heads.
 
-    weights  of the first position and head
+    weights  of position `begin` and the first head
     ahead    bytes from what is read to what is prefetched
     """
-    n = lanes()
-    wide = 4 if n == 16 else 2
-    whole = e.b.lshr(head_dim, e.const(n.bit_length() - 1))
-    num_wide = e.b.lshr(whole, e.const(wide.bit_length() - 1))
-    slices = [(wide, n, num_wide), (1, n, e.b.and_(whole, e.const(wide - 1)))]
-    if n == 16:
-        slices.append((1, 8, e.b.lshr(e.b.and_(head_dim, e.const(8)), e.const(3))))
     state_bytes = e.mul(e.b.add(head_dim, e.const(16)), 4)
+    kv.prefetch_scales(e, kv.row(e, part, begin, head_dim), BLOCK, head_dim, ahead)
     for heads, tiles, first in head_tiles(e, group):
         with e.loop(tiles) as tile:
             head = e.b.add(first, e.mul(tile.index, heads))
             far = only_first(e, head, ahead)
             w = e.at(weights, e.mul(head, SCORES_BYTES))
             state = e.at(states, e.mul(head, state_bytes), 64)
-            done = e.const(0)
-            for vectors, size, repeats in slices:
-                with e.loop(repeats) as part:
-                    d = e.b.add(done, e.mul(part.index, vectors * size))
-                    to = [e.at(state, e.mul(state_bytes, h), e.mul(d, 4)) for h in range(heads)]
-                    rows = e.at(v, e.mul(d, 2))
-                    weigh_slice(e, rows, w, to, count, e.mul(head_dim, 2), vectors, size, far)
-                done = e.b.add(done, e.mul(repeats, vectors * size))
+            to = [e.at(state, e.mul(state_bytes, h)) for h in range(heads)]
+
+            def row(position: Value) -> Row:
+                return kv.row(e, part, e.b.add(begin, position), head_dim)
+
+            weigh_heads(e, kv, row, w, to, count, head_dim, far)
+
+
+def weigh_heads(
+    e: Ir,
+    kv: KVType,
+    row: Callable[[Value], Row],
+    w: Value,
+    to: list[Value],
+    count: Value,
+    head_dim: Value,
+    ahead: Value,
+) -> None:
+    """to[head] += sum over positions of w[head][position] * V at row(position)."""
+
+    def add(d: Value, size: int) -> None:
+        def load(position: Value) -> list[Value]:
+            place = row(position)
+            for line in range(0, kv.value_bytes * size, 64):
+                e.prefetch(e.at(place.values, line, e.mul(d, kv.value_bytes), ahead))
+            return [kv.load(e, place, e.at(d, x), min(size, 32)) for x in range(0, size, 32)]
+
+        weigh_slice(e, load, w, [e.at(t, e.mul(d, 4)) for t in to], count, size)
+
+    # Values of a position that are summed up in registers, for four heads.
+    for_sizes(e, head_dim, (64, 32, 16, 8) if lanes() == 16 else (16, 8), add)
 
 
 def weigh_slice(
     e: Ir,
-    v: Value,
+    load: Callable[[Value], list[Value]],
     w: Value,
     to: list[Value],
     count: Value,
-    row_bytes: Value,
-    vectors: int,
     size: int,
-    ahead: Value,
 ) -> None:
-    """to[head][i] += sum over positions of w[head][position] * v[position][i]."""
-    floats = vec(f32, size)
-    places = [[e.at(t, 4 * size * j) for j in range(vectors)] for t in to]
+    """to[head][i] += sum over positions of w[head][position] * v[position][i], `size` values i.
+
+    load  gives the values of a position
+    """
+    n = min(lanes(), size)
+    floats = vec(f32, n)
+    places = [[e.at(t, 4 * first) for first in range(0, size, n)] for t in to]
     sums = [[e.variable(e.load(p, floats, 4)) for p in head] for head in places]
     with e.loop(count) as position:
-        row = e.at(v, e.b.mul(position.index, row_bytes))
-        for offset in range(0, 2 * size * vectors, 64):
-            e.prefetch(e.at(row, offset, ahead))
-        values = [load_kv(e, e.at(row, 2 * size * j), size) for j in range(vectors)]
+        values = [
+            e.slice(v, first, n)
+            for v in load(position.index)
+            for first in range(0, v.type.count, n)
+        ]
         for h, head in enumerate(sums):
-            weight = broadcast(e, e.at(w, h * SCORES_BYTES, e.mul(position.index, 4)), size)
+            weight = broadcast(e, e.at(w, h * SCORES_BYTES, e.mul(position.index, 4)), n)
             for value, total in zip(values, head, strict=True):
                 e.set(total, e.fma(value, weight, e.get(total)))
     for head, totals in zip(places, sums, strict=True):
@@ -252,99 +292,10 @@ def weigh_slice(
             e.store(e.get(total), place, align=4)
 
 
-@emits(2)
-def clear_values(e: Ir, state: Value, head_dim: Value) -> None:
-    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
-        e.store(zeros(e, 8), e.at(state, 64, e.mul(d.index, 32)), align=4)
-
-
-@emits(3)
-def start_state(e: Ir, state: Value, head_dim: Value, sink: Value) -> None:
-    """The state of no positions; `sink` is the address of a logit that joins the sum, or 0."""
-    floats = vec(f32, 2)
-    e.store(ir.Constant(floats, [LOWEST, 0.0]), state, align=4)
-    with e.b.if_then(e.b.icmp_unsigned("!=", sink, e.const(0))):
-        logit = e.b.fmul(e.load(sink, f32, align=4), e.const(LOG2E, f32))
-        pair = e.b.insert_element(ir.Constant(floats, [0.0, 1.0]), logit, e.const(0, i32))
-        e.store(pair, state, align=4)
-    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
-        e.store(zeros(e, 8), e.at(state, 64, e.mul(d.index, 32)), align=4)
-
-
-@emits(3)
-def fold(e: Ir, state: Value, split: Value, head_dim: Value) -> None:
-    """state += split: both brought to the larger of their maxima."""
-    m, other = broadcast(e, state, 8), broadcast(e, split, 8)
-    largest = larger(e, m, other)
-    keep, take = exp2(e, e.b.fsub(m, largest)), exp2(e, e.b.fsub(other, largest))
-    l, more = broadcast(e, e.at(state, 4), 8), broadcast(e, e.at(split, 4), 8)
-    total = e.fma(more, take, e.b.fmul(l, keep))
-    e.store(e.b.extract_element(largest, e.const(0, i32)), state, align=4)
-    e.store(e.b.extract_element(total, e.const(0, i32)), e.at(state, 4), align=4)
-    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
-        offset = e.mul(d.index, 32)
-        to, source = e.at(state, 64, offset), e.at(split, 64, offset)
-        kept = e.b.fmul(e.load(to, vec(f32, 8), 4), keep)
-        e.store(e.fma(e.load(source, vec(f32, 8), 4), take, kept), to, align=4)
-
-
-@emits(3)
-def finish(e: Ir, state: Value, out: Value, head_dim: Value) -> None:
-    """out = weighted sum / sum of weights."""
-    l = broadcast(e, e.at(state, 4), 8)
-    with e.loop(e.b.lshr(head_dim, e.const(3))) as d:
-        offset = e.mul(d.index, 32)
-        value = e.load(e.at(state, 64, offset), vec(f32, 8), 4)
-        e.store(e.b.fdiv(value, l), e.at(out, offset), align=4)
-
-
-@emits(4, types.int64)
-def block_offset(e: Ir, args: Value, table: Value, kv_head: Value, block: Value) -> Value:
-    """Offset of one head's part of a sequence's block in K and in V."""
-    return offset_of(e, args, table, kv_head, block)
-
-
-def offset_of(e: Ir, args: Value, table: Value, kv_head: Value, block: Value) -> Value:
-    index = e.b.sext(e.load(e.at(table, e.mul(block, 4)), i32, align=4), i64)
-    part = e.b.add(e.b.mul(index, argument(e, args, a.NUM_KV_HEADS)), kv_head)
-    return e.mul(e.b.mul(part, argument(e, args, a.HEAD_DIM)), 2 * BLOCK)
-
-
-@emits(7, types.int64)
-def upcoming(
-    e: Ir,
-    args: Value,
-    table: Value,
-    kv_head: Value,
-    heads: Value,
-    first: Value,
-    end: Value,
-    n: Value,
-) -> Value:
-    """Address of what a split reads as the n-th part of a block.
-
-    It reads the parts of `heads` KV heads of each of the blocks [first, end) of K, then of V.
-    """
-    count = e.b.sub(end, first)
-    number = e.b.udiv(n, heads)
-    head = e.b.add(kv_head, e.b.urem(n, heads))
-    is_key = e.b.icmp_unsigned("<", number, count)
-    # At the end of V it stays at the last block.
-    later = e.b.sub(number, count)
-    last = e.b.sub(count, e.const(1))
-    later = e.b.select(e.b.icmp_unsigned("<", later, last), later, last)
-    block = e.b.add(first, e.b.select(is_key, number, later))
-    kv = e.b.select(is_key, argument(e, args, a.K), argument(e, args, a.V))
-    return e.b.add(kv, offset_of(e, args, table, head, block))
-
-
-def argument(e: Ir, args: Value, index: int) -> Value:
-    return e.load(e.at(args, 8 * index), i64, align=8)
-
-
 # Inlined, since Numba optimises a function of its own twice: a quarter of the compile time.
 @njit(inline="always")
 def attend_split(
+    kv: int,
     args: int,
     q: int,
     scores: int,
@@ -360,54 +311,81 @@ def attend_split(
     q, scores, states  of the first of these query heads
     table              the sequence's blocks
     """
-    group, head_dim, window = slot(args, a.GROUP), slot(args, a.HEAD_DIM), slot(args, a.WINDOW)
-    q_bytes = 4 * group * ((head_dim + 15) & -16)
-    scores_bytes = group * SCORES_BYTES
-    state_bytes = 4 * (16 + head_dim)
+    head_dim, window = slot(args, a.HEAD_DIM), slot(args, a.WINDOW)
     base = split * SPLIT
     end = min(position + 1, base + SPLIT)
     low = max(base, position - window + 1) if window > 0 else base
-    first_block, end_block = quotient(low, BLOCK), quotient(end + BLOCK - 1, BLOCK)
-    n = max(1, quotient(AHEAD_BYTES, 2 * BLOCK * head_dim))
-    step = num_lanes()
-    for block in range(first_block, end_block):
-        for h in range(heads):
-            keys = slot(args, a.K) + block_offset(args, table, kv_head + h, block)
-            ahead = upcoming(args, table, kv_head, heads, first_block, end_block, n) - keys
-            n += 1
-            to = scores + h * scores_bytes + 4 * (block * BLOCK - base)
-            for i in range(0, BLOCK, step):
-                k = keys + 2 * i * head_dim
-                score_positions(k, q + h * q_bytes, to + 4 * i, head_dim, group, ahead)
-    for h in range(heads * group):
+    ahead = max(1, quotient(AHEAD_BYTES, part_bytes(kv, head_dim)))
+    score_split(kv, args, q, scores, table, kv_head, heads, low, end, ahead)
+    for h in range(heads * slot(args, a.GROUP)):
         if slot(args, a.CAP) != 0:
             cap_scores(scores + h * SCORES_BYTES, args)
-        state = states + h * state_bytes
+        state = states + h * 4 * (16 + head_dim)
         weigh_scores(scores + h * SCORES_BYTES, low - base, end - base, state)
         clear_values(state, head_dim)
+    weigh_split(kv, args, scores, states, table, kv_head, heads, low, end, ahead)
+
+
+@njit(inline="always")
+def score_split(
+    kv: int,
+    args: int,
+    q: int,
+    scores: int,
+    table: int,
+    kv_head: int,
+    heads: int,
+    low: int,
+    end: int,
+    ahead: int,
+) -> None:
+    """Scores of the blocks with positions [low, end) of a split; `ahead`: parts to prefetch."""
+    group, head_dim = slot(args, a.GROUP), slot(args, a.HEAD_DIM)
+    q_bytes = 4 * group * ((head_dim + 15) & -16)
+    first_block, end_block = quotient(low, BLOCK), quotient(end + BLOCK - 1, BLOCK)
+    n, step = ahead, num_lanes()
+    for block in range(first_block, end_block):
+        for h in range(heads):
+            keys = slot(args, a.K) + block_offset(kv, args, table, kv_head + h, block)
+            far = upcoming(kv, args, table, kv_head, heads, first_block, end_block, n) - keys
+            n += 1
+            to = scores + h * group * SCORES_BYTES + 4 * (block * BLOCK & (SPLIT - 1))
+            for i in range(0, BLOCK, step):
+                score_positions(kv, keys, i, q + h * q_bytes, to, head_dim, group, far)
+
+
+@njit(inline="always")
+def weigh_split(
+    kv: int,
+    args: int,
+    scores: int,
+    states: int,
+    table: int,
+    kv_head: int,
+    heads: int,
+    low: int,
+    end: int,
+    ahead: int,
+) -> None:
+    """Weighted values of positions [low, end) of a split, added to the states."""
+    group, head_dim = slot(args, a.GROUP), slot(args, a.HEAD_DIM)
+    first_block, end_block = quotient(low, BLOCK), quotient(end + BLOCK - 1, BLOCK)
+    n = ahead + heads * (end_block - first_block)
     for block in range(first_block, end_block):
         first, last = max(low, block * BLOCK), min(end, block * BLOCK + BLOCK)
         for h in range(heads):
-            values = slot(args, a.V) + block_offset(args, table, kv_head + h, block)
-            ahead = upcoming(args, table, kv_head, heads, first_block, end_block, n) - values
+            values = slot(args, a.V) + block_offset(kv, args, table, kv_head + h, block)
+            far = upcoming(kv, args, table, kv_head, heads, first_block, end_block, n) - values
             n += 1
-            v = values + 2 * (first - block * BLOCK) * head_dim
-            w = scores + h * scores_bytes + 4 * (first - base)
-            to = states + h * group * state_bytes
-            weigh_values(v, w, to, last - first, head_dim, group, ahead)
+            w = scores + h * group * SCORES_BYTES + 4 * (first & (SPLIT - 1))
+            to = states + h * group * 4 * (16 + head_dim)
+            begin, count = first - block * BLOCK, last - first
+            weigh_values(kv, values, begin, w, to, count, head_dim, group, far)
 
 
-@emits(2, types.int64)
-def sink_of(e: Ir, args: Value, head: Value) -> Value:
-    """Address of a query head's sink logit, or 0."""
-    sinks = argument(e, args, a.SINKS)
-    has_sinks = e.b.icmp_unsigned("!=", sinks, e.const(0))
-    return e.b.select(has_sinks, e.at(sinks, e.mul(head, 4)), e.const(0))
-
-
-@kernel
-def attend_generated(args: int, first: int, last: int, scratch: int) -> None:
-    """Item = (generated work entry, KV head); arguments and entries as in attention.py.
+@njit(inline="always")
+def attend_items(kv: int, args: int, first: int, last: int, scratch: int) -> None:
+    """The whole kernel; `kv` is a constant.
 
     The items of an entry go together, block by block, so that KV is read in the order of memory.
     """
@@ -439,7 +417,7 @@ def attend_generated(args: int, first: int, last: int, scratch: int) -> None:
         for h in range(num_heads):
             start_state(states + h * state_bytes, head_dim, sink_of(args, head + h))
         for s in range(split, last_split + 1):
-            attend_split(args, q, scores, to, table, kv_head, heads, position, s)
+            attend_split(kv, args, q, scores, to, table, kv_head, heads, position, s)
             if is_whole:
                 for h in range(num_heads):
                     fold(states + h * state_bytes, splits + h * state_bytes, head_dim)
@@ -447,6 +425,21 @@ def attend_generated(args: int, first: int, last: int, scratch: int) -> None:
             out = slot(args, a.OUT) + 4 * (token * slot(args, a.OUT_STRIDE) + head * head_dim)
             for h in range(num_heads):
                 finish(states + h * state_bytes, out + 4 * h * head_dim, head_dim)
+
+
+@kernel
+def attend_generated(args: int, first: int, last: int, scratch: int) -> None:
+    """Item = (generated work entry, KV head); arguments and entries as in attention.py."""
+    attend_items(F16, args, first, last, scratch)
+
+
+@kernel
+def attend_generated_q8_0(args: int, first: int, last: int, scratch: int) -> None:
+    """As `attend_generated`, of K and V in q8_0."""
+    attend_items(Q8_0, args, first, last, scratch)
+
+
+GENERATED_KERNELS = {"f16": attend_generated, "q8_0": attend_generated_q8_0}
 
 
 @kernel

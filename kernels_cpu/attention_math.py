@@ -1,4 +1,4 @@
-"""Vector arithmetic of the attention kernels: exponential, soft cap, transposition, KV loads.
+"""Vector arithmetic of the attention kernels: exponential, soft cap, transposition.
 
 Scores are in units of log2: the query carries the factor log2(e), so that a weight is one `exp2`.
 """
@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 
 from kernels_cpu.kernel import isa
-from kernels_cpu.simd import Ir, Value, emits, f32, i16, i32, vec
+from kernels_cpu.simd import Ir, Value, emits, f32, i32, vec
 
 LOG2E = math.log2(math.e)
 
@@ -52,11 +52,6 @@ def cap_score(e: Ir, y: Value, cap: Value) -> Value:
     y = e.b.select(e.b.fcmp_ordered("<", limit, y), limit, y)
     quotient = e.b.fdiv(e.b.fadd(cap, cap), e.b.fadd(exp2(e, y), e.const(1.0, y.type)))
     return e.b.fsub(cap, quotient)
-
-
-def load_kv(e: Ir, address: Value, n: int) -> Value:
-    """n consecutive values of K or V as float32."""
-    return e.half_to_float(e.load(address, vec(i16, n), align=2))
 
 
 def broadcast(e: Ir, address: Value, n: int) -> Value:
@@ -103,6 +98,11 @@ def sums_of_lanes(e: Ir, vectors: Sequence[Value]) -> Value:
 
 def zeros(e: Ir, n: int) -> ir.Constant:
     return e.const(0.0, vec(f32, n))
+
+
+def padded(e: Ir, count: Value, unit: int) -> Value:
+    """`count` rounded up to a multiple of `unit`, a power of two."""
+    return e.b.and_(e.b.add(count, e.const(unit - 1)), e.const(-unit))
 
 
 # Scalars for kernel bodies in Python.

@@ -24,7 +24,6 @@ from kernels_cpu import attention_floats as floats
 from kernels_cpu import attention_tiles as tiles
 from kernels_cpu.amx import nearest_pair
 from kernels_cpu.attention_floats import VECTORS, rows_together
-from kernels_cpu.attention_generated import sink_of
 from kernels_cpu.attention_math import (
     LOG2E,
     LOWEST,
@@ -34,13 +33,16 @@ from kernels_cpu.attention_math import (
     lanes,
     larger,
     load_int,
+    padded,
     store_int,
     store_slot,
     transpose,
     zeros,
 )
+from kernels_cpu.attention_places import block_offset, part_bytes, sink_of
 from kernels_cpu.kernel import kernel
-from kernels_cpu.simd import Ir, Value, emits, f32, i16, i32, i64, slot, vec
+from kernels_cpu.kv import F16, KV_TYPES, Q8_0, KVType
+from kernels_cpu.simd import Ir, Value, emits, f32, i32, i64, slot, vec
 from kernels_cpu.threads import quotient
 
 BLOCK, KEYS = a.BLOCK, a.KEYS
@@ -166,17 +168,12 @@ def weigh(
         e.store(factor, e.at(keep, 4 * n * j), align=4)
 
 
-@emits(4)
-def copy_rows(e: Ir, source: Value, target: Value, count: Value, head_dim: Value) -> None:
-    """The first `count` rows of a block of K or V, zeros for the others."""
-    row = e.b.lshr(head_dim, e.const(3))
-    eight = vec(i16, 8)
-    with e.loop(e.b.mul(count, row)) as i:
-        offset = e.mul(i.index, 16)
-        e.store(e.load(e.at(source, offset), eight, 2), e.at(target, offset), align=2)
-    with e.loop(e.b.mul(e.b.sub(e.const(BLOCK), count), row)) as i:
-        place = e.at(target, e.mul(e.b.add(e.b.mul(count, row), i.index), 16))
-        e.store(e.const(0, eight), place, align=2)
+@emits(4, table=KV_TYPES)
+def copy_start(
+    e: Ir, kv: KVType, source: Value, target: Value, count: Value, head_dim: Value
+) -> None:
+    """The first `count` positions of a part, zeros for the others."""
+    kv.copy_start(e, source, target, count, head_dim)
 
 
 @emits(4)
@@ -231,17 +228,17 @@ QUERIES = 32 * GROUP_ROWS
 @emits(1, types.int64)
 def dims_of(e: Ir, head_dim: Value) -> Value:
     """head_dim rounded up to whole tiles."""
-    return tiles.padded(e, head_dim)
+    return padded(e, head_dim, tiles.STEP)
 
 
 @emits(1, types.int64)
 def result_at(e: Ir, head_dim: Value) -> Value:
-    return e.at(e.mul(tiles.padded(e, head_dim), 4 * rows_together()), QUERIES)
+    return e.at(e.mul(padded(e, head_dim, tiles.STEP), 4 * rows_together()), QUERIES)
 
 
 @emits(1, types.int64)
 def group_bytes(e: Ir, head_dim: Value) -> Value:
-    return e.at(e.mul(tiles.padded(e, head_dim), 8 * rows_together()), QUERIES)
+    return e.at(e.mul(padded(e, head_dim, tiles.STEP), 8 * rows_together()), QUERIES)
 
 
 # This and what follows is inlined, since Numba optimises a function of its own twice; `use_tiles`
@@ -284,6 +281,7 @@ def start_groups(
 
 @njit(inline="always")
 def unpack_block(
+    kv: int,
     args: int,
     table: int,
     kv_head: int,
@@ -303,20 +301,19 @@ def unpack_block(
     for first in range(0, KEYS, BLOCK):
         position = base + first
         if first + BLOCK > low and position < end:
-            block = load_int(table + 4 * quotient(position, BLOCK))
-            offset = 2 * BLOCK * head_dim * (block * slot(args, a.NUM_KV_HEADS) + kv_head)
+            offset = block_offset(kv, args, table, kv_head, quotient(position, BLOCK))
             keys, values = slot(args, a.K) + offset, slot(args, a.V) + offset
             if position + BLOCK > end:
-                copy_rows(keys, spare, end - position, head_dim)
-                keys = spare
-                copy_rows(values, spare + 2 * BLOCK * head_dim, end - position, head_dim)
-                values = spare + 2 * BLOCK * head_dim
+                copy_start(kv, keys, spare, end - position, head_dim)
+                keys, spare_values = spare, spare + part_bytes(kv, head_dim)
+                copy_start(kv, values, spare_values, end - position, head_dim)
+                values = spare_values
             if use_tiles == 1:
-                tiles.unpack_key_tiles(keys, k + 2 * first * dims_of(head_dim), head_dim)
-                tiles.unpack_value_tiles(values, v + 32 * first, head_dim)
+                tiles.unpack_key_tiles(kv, keys, k + 2 * first * dims_of(head_dim), head_dim)
+                tiles.unpack_value_tiles(kv, values, v + 32 * first, head_dim)
             else:
-                floats.unpack_keys(keys, k + 4 * first * (head_dim + floats.K_PAD), head_dim)
-                floats.unpack_values(values, v + 4 * first * floats.num_strip(), head_dim)
+                floats.unpack_keys(kv, keys, k + 4 * first * (head_dim + floats.K_PAD), head_dim)
+                floats.unpack_values(kv, values, v + 4 * first * floats.num_strip(), head_dim)
 
 
 @njit(inline="always")
@@ -354,8 +351,8 @@ def attend_keys(
 
 
 @njit(inline="always")
-def attend_items(args: int, first: int, last: int, scratch: int, use_tiles: int) -> None:
-    """The whole kernel.
+def attend_items(kv: int, args: int, first: int, last: int, scratch: int, use_tiles: int) -> None:
+    """The whole kernel; `kv` and `use_tiles` are constants.
 
     Scratch: scores, weights in tiles, K, V, a block with zeros, a row that nobody reads, groups.
     """
@@ -383,7 +380,7 @@ def attend_items(args: int, first: int, last: int, scratch: int, use_tiles: int)
         base = quotient(oldest, KEYS) * KEYS
         while base < end:
             low = max(0, oldest - base)
-            unpack_block(args, table, kv_head, base, low, end, k, v, spare, use_tiles)
+            unpack_block(kv, args, table, kv_head, base, low, end, k, v, spare, use_tiles)
             for g in range(num_groups):
                 at = groups + g * group_bytes(head_dim)
                 attend_keys(args, at, base, low, k, v, scores, use_tiles)
@@ -398,10 +395,26 @@ def attend_items(args: int, first: int, last: int, scratch: int, use_tiles: int)
 @kernel
 def attend_prompt(args: int, first: int, last: int, scratch: int) -> None:
     """Item = (prompt work entry, KV head); arguments and entries as in attention.py."""
-    attend_items(args, first, last, scratch, 0)
+    attend_items(F16, args, first, last, scratch, 0)
+
+
+@kernel
+def attend_prompt_q8_0(args: int, first: int, last: int, scratch: int) -> None:
+    """As `attend_prompt`, of K and V in q8_0."""
+    attend_items(Q8_0, args, first, last, scratch, 0)
 
 
 @kernel
 def attend_prompt_tiles(args: int, first: int, last: int, scratch: int) -> None:
     """As `attend_prompt`, its products on bfloat16 tiles."""
-    attend_items(args, first, last, scratch, 1)
+    attend_items(F16, args, first, last, scratch, 1)
+
+
+@kernel
+def attend_prompt_tiles_q8_0(args: int, first: int, last: int, scratch: int) -> None:
+    """As `attend_prompt_tiles`, of K and V in q8_0."""
+    attend_items(Q8_0, args, first, last, scratch, 1)
+
+
+PROMPT_KERNELS = {"f16": attend_prompt, "q8_0": attend_prompt_q8_0}
+PROMPT_TILE_KERNELS = {"f16": attend_prompt_tiles, "q8_0": attend_prompt_tiles_q8_0}

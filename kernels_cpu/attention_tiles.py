@@ -26,8 +26,9 @@ from kernels_cpu.amx import (
     Vectors,
     nearest_pair,
 )
-from kernels_cpu.attention_math import broadcast, load_kv, transpose, zeros
+from kernels_cpu.attention_math import broadcast, padded, transpose, zeros
 from kernels_cpu.kernel import has_bf16, isa
+from kernels_cpu.kv import KV_TYPES, KVType, Row
 from kernels_cpu.simd import Ir, Value, emits, f32, i64, vec
 
 STEP = 32  # values that a product adds up at a time
@@ -56,10 +57,6 @@ def steps(e: Ir, count: Value) -> Value:
     return e.b.lshr(count, e.const(5))
 
 
-def padded(e: Ir, head_dim: Value) -> Value:
-    return e.b.and_(e.b.add(head_dim, e.const(STEP - 1)), e.const(-STEP))
-
-
 @emits(4)
 def pack_query_tiles(e: Ir, rows: Value, target: Value, args: Value, head_dim: Value) -> None:
     """Queries at the addresses `rows`, times the factor; `target` is zero where they do not reach."""
@@ -79,24 +76,24 @@ def pack_query_tiles(e: Ir, rows: Value, target: Value, args: Value, head_dim: V
                 e.store(nearest_pair(e, columns[2 * i], columns[2 * i + 1]), place, align=4)
 
 
-@emits(3)
-def unpack_key_tiles(e: Ir, source: Value, target: Value, head_dim: Value) -> None:
-    """A block of K, float16 [32][head_dim], to two rows of tiles; `target` is zero beyond."""
+@emits(3, table=KV_TYPES)
+def unpack_key_tiles(e: Ir, kv: KVType, source: Value, target: Value, head_dim: Value) -> None:
+    """A part of K to two rows of tiles; `target` is zero beyond."""
     whole = steps(e, head_dim)
-    tiles_bytes = e.mul(steps(e, padded(e, head_dim)), TILE_BYTES)
+    done = e.mul(whole, STEP)
+    tiles_bytes = e.mul(steps(e, padded(e, head_dim, STEP)), TILE_BYTES)
     with e.loop(e.const(a.BLOCK)) as key:
-        row = e.at(source, e.mul(e.mul(key.index, head_dim), 2))
+        row = kv.row(e, source, key.index, head_dim)
         tiles = e.b.mul(e.b.lshr(key.index, e.const(4)), tiles_bytes)
         place = e.mul(e.b.and_(key.index, e.const(TILE_ROWS - 1)), ROW_BYTES)
         to = e.at(target, tiles, place)
         with e.loop(whole) as step:
-            pairs = neighbours(e, load_kv(e, e.at(row, e.mul(step.index, 2 * STEP)), STEP))
+            pairs = neighbours(e, kv.load(e, row, e.mul(step.index, STEP), STEP))
             e.store(pairs, e.at(to, e.mul(step.index, TILE_BYTES)), align=4)
         rest = e.b.lshr(e.b.and_(head_dim, e.const(STEP - 1)), e.const(3))
         with e.loop(rest) as d:
-            offset = e.mul(d.index, 16)
-            pairs = neighbours(e, load_kv(e, e.at(row, e.mul(whole, 2 * STEP), offset), 8))
-            e.store(pairs, e.at(to, e.mul(whole, TILE_BYTES), offset), align=4)
+            pairs = neighbours(e, kv.load(e, row, e.at(done, e.mul(d.index, 8)), 8))
+            e.store(pairs, e.at(to, e.mul(whole, TILE_BYTES), e.mul(d.index, 16)), align=4)
 
 
 def neighbours(e: Ir, values: Value) -> Value:
@@ -105,28 +102,26 @@ def neighbours(e: Ir, values: Value) -> Value:
     return nearest_pair(e, e.shuffle(values, range(0, n, 2)), e.shuffle(values, range(1, n, 2)))
 
 
-@emits(3)
-def unpack_value_tiles(e: Ir, source: Value, target: Value, head_dim: Value) -> None:
-    """A block of V, float16 [32][head_dim], to a column of tiles."""
+@emits(3, table=KV_TYPES)
+def unpack_value_tiles(e: Ir, kv: KVType, source: Value, target: Value, head_dim: Value) -> None:
+    """A part of V to a column of tiles."""
+    rows = [kv.row(e, source, e.const(key), head_dim) for key in range(a.BLOCK)]
     whole = e.b.lshr(head_dim, e.const(4))
     column = a.KEYS // STEP * TILE_BYTES
     with e.loop(whole) as part:
-        row = e.at(source, e.mul(part.index, 2 * TILE_ROWS))
-        unpack_value_tile(e, row, e.at(target, e.mul(part.index, column)), head_dim, TILE_ROWS)
+        to = e.at(target, e.mul(part.index, column))
+        unpack_value_tile(e, kv, rows, to, e.mul(part.index, TILE_ROWS), TILE_ROWS)
     has_rest = e.b.icmp_unsigned("!=", e.b.and_(head_dim, e.const(8)), e.const(0))
     with e.b.if_then(has_rest):
-        row = e.at(source, e.mul(whole, 2 * TILE_ROWS))
-        unpack_value_tile(e, row, e.at(target, e.mul(whole, column)), head_dim, 8)
+        to = e.at(target, e.mul(whole, column))
+        unpack_value_tile(e, kv, rows, to, e.mul(whole, TILE_ROWS), 8)
 
 
-def unpack_value_tile(e: Ir, source: Value, target: Value, head_dim: Value, n: int) -> None:
-    """n dimensions of 32 keys: pairs of keys along the lanes."""
+def unpack_value_tile(e: Ir, kv: KVType, rows: list[Row], target: Value, d: Value, n: int) -> None:
+    """n dimensions of 32 keys from d on: pairs of keys along the lanes."""
     pairs = []
     for pair in range(TILE_ROWS):
-        two = [
-            load_kv(e, e.at(source, e.mul(head_dim, 2 * key)), n)
-            for key in (2 * pair, 2 * pair + 1)
-        ]
+        two = [kv.load(e, rows[key], d, n) for key in (2 * pair, 2 * pair + 1)]
         if n < TILE_ROWS:
             two = [e.concat(x, zeros(e, TILE_ROWS - n)) for x in two]
         pairs.append(nearest_pair(e, *two))
@@ -139,7 +134,7 @@ def score_key_tiles(
     e: Ir, k: Value, q: Value, scores: Value, first: Value, end: Value, head_dim: Value
 ) -> None:
     """scores[key] of 32 rows for keys [first, end), multiples of 32."""
-    num_steps = steps(e, padded(e, head_dim))
+    num_steps = steps(e, padded(e, head_dim, STEP))
     tiles_bytes = e.mul(num_steps, TILE_BYTES)
     with e.loop(steps(e, e.b.sub(end, first))) as part:
         block = e.b.add(steps(e, first), part.index)
@@ -174,7 +169,7 @@ def add_value_tiles(
     start = steps(e, first)
     num_steps = steps(e, e.b.sub(end, first))
     right = e.at(weights, e.mul(start, WEIGHTS_BYTES))
-    with e.loop(steps(e, padded(e, head_dim))) as part:
+    with e.loop(steps(e, padded(e, head_dim, STEP))) as part:
         to = e.at(result, e.mul(part.index, STEP * SCORES_ROW))
         with e.loop(e.const(STEP)) as d:
             for j in range(2):

@@ -6,6 +6,7 @@ from numba import njit
 
 from kernels_cpu.forms import arg, arg_float
 from kernels_cpu.kernel import kernel
+from kernels_cpu.kv import BLOCK, F16, KV_TYPES, Q8_0, KVType
 from kernels_cpu.norms import LAYER, inverse_deviation
 from kernels_cpu.simd import Ir, Value, emits, f32, f64, i32, slot, vec
 from kernels_cpu.threads import quotient
@@ -18,9 +19,6 @@ from kernels_cpu.vector_math import (
     sin_cos,
     sum_blocks,
 )
-
-BLOCK = 32
-"""Positions of a KV block."""
 
 ANGLE_LANES = 8
 NORM, NEOX = 0, 1
@@ -139,14 +137,13 @@ def multiply(e: Ir, x: Value, width: Value, factor: Value) -> None:
     for_lanes(e, width, body)
 
 
-@emits(3)
-def put_halves(e: Ir, x: Value, width: Value, out: Value) -> None:
-    """Store as float16."""
-
-    def body(i: Value, n: int) -> None:
-        e.store(e.float_to_half(floats(e, x, i, n)), e.at(out, e.mul(i, 2)), 2)
-
-    for_lanes(e, width, body)
+@emits(5, table=KV_TYPES)
+def put_position(
+    e: Ir, kv: KVType, x: Value, width: Value, blocks: Value, part: Value, position: Value
+) -> None:
+    """Write a key or value to a position of the `part`-th part of a layer's blocks."""
+    start = e.at(blocks, e.b.mul(part, kv.part_bytes(e, width)))
+    kv.store(e, x, kv.row(e, start, position, width), width)
 
 
 (
@@ -173,15 +170,38 @@ def turn_head(args: int, token: int, head: int, x: int, part: int) -> None:
         norm_head(part, head, width, x)
 
 
-@njit
-def place_in_block(args: int, token: int, head: int) -> int:
-    """Index of the first value of a token's key (or value) of one head in the layer's blocks."""
+@njit(inline="always")
+def put_head(kv: int, args: int, token: int, head: int, x: int, blocks: int) -> None:
+    """A token's key or value of one head, to its place in the layer's blocks."""
     position = int32_at(slot(args, POSITIONS), token)
     segment = int32_at(slot(args, SEGMENTS), token)
     entry = segment * slot(args, TABLE_WIDTH) + (position >> 5)
-    block = int32_at(slot(args, TABLE), entry)
-    row = (block * slot(args, NUM_KV_HEADS) + head) * BLOCK + (position & (BLOCK - 1))
-    return row * slot(args, HEAD_DIM)
+    part = int32_at(slot(args, TABLE), entry) * slot(args, NUM_KV_HEADS) + head
+    put_position(kv, x, slot(args, HEAD_DIM), blocks, part, position & (BLOCK - 1))
+
+
+@njit(inline="always")
+def place_items(kv: int, args: int, first: int, last: int) -> None:
+    """The kernel for an element type, a constant."""
+    num_q, num_kv, width = slot(args, NUM_HEADS), slot(args, NUM_KV_HEADS), slot(args, HEAD_DIM)
+    num_heads = num_q + 2 * num_kv
+    for item in range(first, last):
+        token = quotient(item, num_heads)
+        head = item - token * num_heads
+        if head < num_q:
+            x = slot(args, Q) + 4 * (token * slot(args, Q_STRIDE) + head * width)
+            turn_head(args, token, head, x, args + 8 * Q_NORM)
+            if slot(args, FACTORS) != 0:
+                multiply(x, width, slot(args, FACTORS) + 4 * token)
+        elif head < num_q + num_kv:
+            head -= num_q
+            x = slot(args, K) + 4 * (token * slot(args, K_STRIDE) + head * width)
+            turn_head(args, token, head, x, args + 8 * K_NORM)
+            put_head(kv, args, token, head, x, slot(args, K_BLOCKS))
+        else:
+            head -= num_q + num_kv
+            x = slot(args, V) + 4 * (token * slot(args, V_STRIDE) + head * width)
+            put_head(kv, args, token, head, x, slot(args, V_BLOCKS))
 
 
 @kernel
@@ -218,25 +238,16 @@ def place_heads(args: int, first: int, last: int, scratch: int) -> None:
     27 segments     int32 [T]: segment of each token
     28 table        int32 [S][width]: block of each 32 positions
     29 table width
-    30 K blocks     float16 [blocks][nkv][32][hd]
-    31 V blocks     float16 [blocks][nkv][32][hd]
+    30 K blocks     [blocks][nkv] parts (kv.py)
+    31 V blocks     [blocks][nkv] parts
     """
-    num_q, num_kv, width = slot(args, NUM_HEADS), slot(args, NUM_KV_HEADS), slot(args, HEAD_DIM)
-    num_heads = num_q + 2 * num_kv
-    for item in range(first, last):
-        token = quotient(item, num_heads)
-        head = item - token * num_heads
-        if head < num_q:
-            x = slot(args, Q) + 4 * (token * slot(args, Q_STRIDE) + head * width)
-            turn_head(args, token, head, x, args + 8 * Q_NORM)
-            if slot(args, FACTORS) != 0:
-                multiply(x, width, slot(args, FACTORS) + 4 * token)
-        elif head < num_q + num_kv:
-            head -= num_q
-            x = slot(args, K) + 4 * (token * slot(args, K_STRIDE) + head * width)
-            turn_head(args, token, head, x, args + 8 * K_NORM)
-            put_halves(x, width, slot(args, K_BLOCKS) + 2 * place_in_block(args, token, head))
-        else:
-            head -= num_q + num_kv
-            x = slot(args, V) + 4 * (token * slot(args, V_STRIDE) + head * width)
-            put_halves(x, width, slot(args, V_BLOCKS) + 2 * place_in_block(args, token, head))
+    place_items(F16, args, first, last)
+
+
+@kernel
+def place_heads_q8_0(args: int, first: int, last: int, scratch: int) -> None:
+    """As `place_heads`, with K and V in q8_0."""
+    place_items(Q8_0, args, first, last)
+
+
+PLACE_KERNELS = {"f16": place_heads, "q8_0": place_heads_q8_0}

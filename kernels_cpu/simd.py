@@ -365,22 +365,30 @@ def mangle(type_: ir.Type) -> str:
 
 
 def emits(
-    num_args: int, result: Any = None, arguments: Sequence[Any] | None = None
+    num_args: int,
+    result: Any = None,
+    arguments: Sequence[Any] | None = None,
+    *,
+    table: Sequence[Any] = (),
 ) -> Callable[[Callable[..., Value]], Any]:
     """Make an intrinsic over int64 arguments of an emitter `f(ir, *args)`.
 
     `result` is the Numba type of what the emitter returns (None: nothing), `arguments` those of its
-    arguments where they are not all int64.
+    arguments where they are not all int64. With a `table`, calls begin with one more argument, a
+    constant index of it, and the emitter gets the entry there: f(ir, entry, *args).
     """
     argument_types = arguments or [types.int64] * num_args
-    names = ", ".join(f"a{i}" for i in range(num_args))
+    names = ", ".join(f"a{i}" for i in range(num_args + bool(table)))
 
     def wrap(emitter: Callable[..., Value]) -> Any:
-        signature = (types.void if result is None else result)(*argument_types)
-
         def typed(typing_context: Any, *args: Any) -> Any:
+            index = args[: bool(table)]
+            entries = [table[i.literal_value] for i in index if isinstance(i, types.IntegerLiteral)]
+            assert len(entries) == len(index), f"{emitter.__name__}: the entry is not constant"
+            signature = (types.void if result is None else result)(*index, *argument_types)
+
             def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-                value = emitter(Ir(builder), *values)
+                value = emitter(Ir(builder), *entries, *values[len(entries) :])
                 return context.get_dummy_value() if result is None else value
 
             return signature, generate
@@ -388,7 +396,7 @@ def emits(
         # Numba reads the parameter list of the function it is given.
         scope: dict[str, Any] = {"typed": typed}
         exec(f"def {emitter.__name__}(tc, {names}): return typed(tc, {names})", scope)
-        return intrinsic(scope[emitter.__name__])
+        return intrinsic(prefer_literal=bool(table))(scope[emitter.__name__])
 
     return wrap
 

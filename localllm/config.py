@@ -104,6 +104,9 @@ class Settings:
     isa: str | None = _setting(
         None, _both("ISA"), "amx, avx512, avxvnni, avx2 or generic; default: the best there is"
     )
+    kv_cache_type: str = _setting(
+        "f16", _both("KV_CACHE_TYPE"), "f16, or q8_0 for about half the memory", str.lower
+    )
     weights: str = _setting("auto", "LOCALLLM_WEIGHTS", "auto, mapped or resident")
     speculate: bool = _setting(
         True, "LOCALLLM_SPECULATE", "guess tokens from the context and check several at once", _flag

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.backends import BLOCK_SIZE, Backend, BackendOptions
+from localllm.backends.kv import KV_TYPES, KVType, kv_type
 from localllm.config import WEIGHT_MODES, Settings
 from localllm.engine.engine import Engine
 from localllm.engine.speculation import Speculation
@@ -24,7 +25,6 @@ Progress = Callable[[str, int, int], None]
 MakeRoom = Callable[[int], int]
 
 BACKENDS = ("cpu", "reference")
-KV_BYTES = 2  # float16
 MAX_TOKENS = 512  # of a step
 MAX_ROWS = 64
 # Positions that a pool holds where memory allows it; a longer context takes what it needs.
@@ -88,13 +88,18 @@ class MemoryPlan:
         return self.weight_bytes + self.scratch_bytes + self.kv.num_bytes
 
 
-def block_bytes(group: KVGroup) -> int:
+def block_bytes(group: KVGroup, kv: KVType) -> int:
     """One block of a group: keys and values of all its layers."""
-    return 2 * KV_BYTES * BLOCK_SIZE * len(group.layers) * group.num_kv_heads * group.head_dim
+    return 2 * len(group.layers) * kv.block_bytes(group)
 
 
 def plan_kv(
-    groups: tuple[KVGroup, ...], trained: int, asked: int | None, free: int, num_parallel: int
+    groups: tuple[KVGroup, ...],
+    trained: int,
+    asked: int | None,
+    free: int,
+    num_parallel: int,
+    kv: KVType = KV_TYPES["f16"],
 ) -> KVPlan:
     """How much KV a model gets.
 
@@ -110,7 +115,7 @@ def plan_kv(
         return tuple(min(full, window_blocks(g, num_parallel)) for g in groups)
 
     def cost(positions: int) -> int:
-        return sum(n * block_bytes(g) for n, g in zip(sizes(positions), groups))
+        return sum(n * block_bytes(g, kv) for n, g in zip(sizes(positions), groups))
 
     positions = max(num_ctx, min(POOL_POSITIONS, num_parallel * num_ctx))
     while positions > num_ctx and cost(positions) > POOL_SHARE * free:
@@ -144,7 +149,7 @@ def open_engine(
         modes = ", ".join(WEIGHT_MODES)
         raise BadRequest(f"weights (LOCALLLM_WEIGHTS): {settings.weights!r} is none of {modes}")
     spec = read_spec(file, settings.context_length)
-    identity = identity_of(file.path, options.digest, options.backend)
+    identity = identity_of(file.path, options.digest, options.backend, settings.kv_cache_type)
     if options.adapter is not None:
         spec, file = options.adapter.apply(spec), options.adapter.joined(file)
         identity += b"+" + stamp(options.adapter.path, options.adapter_digest).encode()
@@ -163,6 +168,7 @@ def open_engine(
         max_segments=max(MAX_ROWS, settings.num_parallel),
         threads=settings.threads,
         weights=plan.weights,
+        kv_type=settings.kv_cache_type,
         progress=progress,
     )
     return Engine(
@@ -197,9 +203,16 @@ def plan_memory(
     lacking += f"{amount(held)}, working memory {amount(scratch)}"
     if beside < 0:
         raise OutOfMemory(f"{lacking}; unset LOCALLLM_WEIGHTS, or take a smaller quantisation")
-    asked = options.room or settings.context_length
+    asked, element_type = options.room or settings.context_length, kv_type(settings.kv_cache_type)
     try:
-        kv = plan_kv(spec.kv_groups, spec.context_length, asked, beside, settings.num_parallel)
+        kv = plan_kv(
+            spec.kv_groups,
+            spec.context_length,
+            asked,
+            beside,
+            settings.num_parallel,
+            element_type,
+        )
     except OutOfMemory as error:
         raise OutOfMemory(f"{lacking}; {error}") from error
     return MemoryPlan(weights, held, scratch, kv)
@@ -229,9 +242,9 @@ def scratch_bytes(spec: ModelSpec, max_rows: int) -> int:
     return PROCESS_BYTES + 4 * floats
 
 
-def identity_of(path: Path, digest: str, backend: str) -> bytes:
+def identity_of(path: Path, digest: str, backend: str, kv: str = "f16") -> bytes:
     """What tells this model's KV from any other's, an adapter apart."""
-    return f"{stamp(path, digest)}:{backend}:f16".encode()
+    return f"{stamp(path, digest)}:{backend}:{kv}".encode()
 
 
 def stamp(path: Path, digest: str) -> str:

@@ -97,6 +97,7 @@ class BackendOptions:
     max_tokens     T of a step; max_segments: S; max_rows: rows whose logits are wanted
     threads        None: the physical cores this process may use
     weights        "mapped", "resident" or "auto"
+    kv_type        element type of K and V, a name in `kv.KV_TYPES`
     progress       called with (what, done, total) while kernels compile and weights are copied
     """
 
@@ -107,6 +108,7 @@ class BackendOptions:
     max_rows: int = 64
     threads: int | None = None
     weights: str = "auto"
+    kv_type: str = "f16"
     progress: Callable[[str, int, int], None] | None = None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends import BLOCK_SIZE, TOP, BackendOptions, Batch, Edits, StepResult
+from localllm.backends.kv import kv_type
 from localllm.gguf import GgufFile
 from localllm.models.decoder import forward
 from localllm.models.spec import (
@@ -33,7 +34,7 @@ GELU_SCALE = math.sqrt(2.0 / math.pi)
 
 
 class ReferenceBackend:
-    """Runs steps of one model; see `backends.Backend`. Of the options it heeds the sizes."""
+    """Runs steps of one model; see `backends.Backend`. Of the options it heeds sizes and KV type."""
 
     def __init__(self, file: GgufFile, spec: ModelSpec, options: BackendOptions) -> None:
         assert len(options.num_blocks) == len(spec.kv_groups)
@@ -44,6 +45,7 @@ class ReferenceBackend:
         self.max_segments = options.max_segments
         self.max_rows = options.max_rows
         self.weights = Weights(file)
+        self.rounded = kv_type(options.kv_type).rounded
         self._num_steps = 0
         # [key or value, layer of the group, block, head, position, dimension]
         shapes = [
@@ -127,6 +129,7 @@ class ReferenceOps:
     def __init__(self, backend: ReferenceBackend, batch: Batch) -> None:
         self.spec = backend.spec
         self.kv = backend.kv
+        self.rounded = backend.rounded
         self.weights = backend.weights
         self.batch = batch
         self.num_logits = len(batch.rows) - batch.num_hidden
@@ -182,8 +185,8 @@ class ReferenceOps:
         group, index = self.spec.group_of(layer)
         store_k, store_v = self.kv[group][:, index]
         table = self.batch.block_tables[group]
-        self.store(store_k, table, keys)
-        self.store(store_v, table, v.reshape(-1, a.num_kv_heads, a.head_dim))
+        self.store(store_k, table, self.rounded(keys))
+        self.store(store_v, table, self.rounded(v.reshape(-1, a.num_kv_heads, a.head_dim)))
         sinks = None if a.sinks is None else self.weights.vector(a.sinks)
         out = np.empty_like(queries)
         for s, t in self.tokens():

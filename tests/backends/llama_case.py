@@ -14,7 +14,9 @@ from localllm.models import read_spec
 WIDTH, VOCAB = 256, 300
 
 
-def open_cpu(file: GgufFile, num_threads: int = 2, weights: str = "auto") -> CpuBackend:
+def open_cpu(
+    file: GgufFile, num_threads: int = 2, weights: str = "auto", kv_type: str = "f16"
+) -> CpuBackend:
     spec = read_spec(file)
     options = BackendOptions(
         num_blocks=(24,) * len(spec.kv_groups),
@@ -22,13 +24,15 @@ def open_cpu(file: GgufFile, num_threads: int = 2, weights: str = "auto") -> Cpu
         max_rows=512,
         threads=num_threads,
         weights=weights,
+        kv_type=kv_type,
     )
     return CpuBackend(file, spec, options)
 
 
-def open_reference(file: GgufFile) -> ReferenceBackend:
+def open_reference(file: GgufFile, kv_type: str = "f16") -> ReferenceBackend:
     spec = read_spec(file)
-    options = BackendOptions((24,) * len(spec.kv_groups), table_width=8, max_rows=512)
+    blocks = (24,) * len(spec.kv_groups)
+    options = BackendOptions(blocks, table_width=8, max_rows=512, kv_type=kv_type)
     return ReferenceBackend(file, spec, options)
 
 

@@ -13,9 +13,11 @@ import pytest
 from driving import run_tokens
 from levels import CACHE, LEVELS
 from llama_case import VOCAB, error_of, open_cpu, open_reference, write_llama
+from numpy.typing import NDArray
 
 import kernels_cpu
 from localllm.backends import TOP, Batch, Edits
+from localllm.backends.kv import KV_TYPES
 from localllm.gguf import GgufFile
 
 FAMILIES = ("llama", "gemma2", "command-r", "stablelm", "starcoder2", "olmo2", "phi3", "glm4")
@@ -76,26 +78,74 @@ def test_types_stay_near_the_reference(type_name: str, tmp_path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.parametrize("type_name", ["F16", "Q4_1"])
+def test_q8_0_keys_and_values_stay_near_the_reference(type_name: str, tmp_path: Path) -> None:
+    """Float weights attend in float32, others in bfloat16 where there is such arithmetic."""
+    file = write_llama(tmp_path / "model.gguf", type_name)
+    ids = np.random.default_rng(1).integers(0, VOCAB, 70)
+    want = run_tokens(open_reference(file, "q8_0"), ids, chunk=70)
+    unrounded = run_tokens(open_reference(file), ids, chunk=70)
+    backend, half = open_cpu(file, kv_type="q8_0"), open_cpu(file)
+    for path in ("prefill", "decode"):
+        got = run_tokens(backend, ids, chunk=33, path=path)
+        # A value that lies between two codes may get the other one.
+        assert error_of(got, want) < max(TYPES[type_name], 1e-5), path
+        np.testing.assert_array_equal(run_tokens(backend, ids, chunk=70, path=path), got)
+    assert error_of(unrounded, want) > 0
+    assert backend.kv_bytes_per_block[0] * 64 == half.kv_bytes_per_block[0] * 34
+    backend.close()
+    half.close()
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     return write_llama(tmp_path_factory.mktemp("cpu") / "model.gguf", "Q4_1")
 
 
+@pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("path", ["prefill", "decode"])
-def test_threads_and_places_of_weights_change_no_bit(llama: GgufFile, path: str) -> None:
+def test_threads_and_places_of_weights_change_no_bit(
+    llama: GgufFile, path: str, kv_type: str
+) -> None:
     ids = np.random.default_rng(2).integers(0, VOCAB, 40)
     results = []
     for threads, weights in ((1, "mapped"), (2, "resident"), (3, "auto")):
-        backend = open_cpu(llama, threads, weights)
+        backend = open_cpu(llama, threads, weights, kv_type)
         results.append(run_tokens(backend, ids, chunk=40, path=path))
         backend.close()
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
 
 
-def test_sequences_beside_change_no_bit(llama: GgufFile) -> None:
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_a_copied_block_continues_alike(llama: GgufFile, kv_type: str) -> None:
+    backend = open_cpu(llama, kv_type=kv_type)
+    ids = np.random.default_rng(4).integers(0, VOCAB, 21).astype(np.int32)
+
+    def step(block: int, first: int) -> NDArray[np.float32]:
+        tokens = ids[first:]
+        batch = Batch(
+            tokens=tokens,
+            positions=np.arange(first, len(ids), dtype=np.int32),
+            segment_starts=np.array([0, len(tokens)], np.int32),
+            context_lengths=np.array([len(ids)], np.int32),
+            block_tables=[np.array([[block]], np.int32)],
+            num_generated=0,
+            num_generated_segments=0,
+            rows=np.array([len(tokens) - 1], np.int32),
+        )
+        return backend.step(batch).logits.copy()
+
+    whole = step(3, 0)
+    backend.copy_block(0, 3, 7, 13)
+    np.testing.assert_array_equal(step(7, 13), whole)
+    backend.close()
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_sequences_beside_change_no_bit(llama: GgufFile, kv_type: str) -> None:
     """Two generated sequences and a prompt in one step, each the same as alone."""
-    backend = open_cpu(llama)
+    backend = open_cpu(llama, kv_type=kv_type)
     rng = np.random.default_rng(3)
     texts = [rng.integers(0, VOCAB, n).astype(np.int32) for n in (3, 5, 9)]
     tables = [np.array([[0, 1], [2, 3], [4, 5]], np.int32)]

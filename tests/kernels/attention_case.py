@@ -16,8 +16,8 @@ from kernels_cpu.attention import (
     partial_floats,
     prompt_work,
 )
-from kernels_cpu.attention_generated import attend_generated, merge_generated
-from kernels_cpu.attention_prompt import attend_prompt, attend_prompt_tiles
+from kernels_cpu.attention_generated import GENERATED_KERNELS, merge_generated
+from kernels_cpu.attention_prompt import PROMPT_KERNELS, PROMPT_TILE_KERNELS
 
 Array = NDArray[np.generic]
 Segment = tuple[int, int]  # first position, number of tokens
@@ -55,6 +55,27 @@ SHAPES = (
 )
 
 
+def pack_f16(values: Array) -> tuple[Array, Array]:
+    """Parts in memory, uint8 [blocks, heads, bytes], and the values that they stand for."""
+    halves = values.astype(np.float16)
+    return halves.view(np.uint8).reshape(*values.shape[:2], -1), halves.astype(float)
+
+
+def pack_q8_0(values: Array) -> tuple[Array, Array]:
+    """The same in q8_0. What is not a number has scales that are none, and any codes."""
+    dim = values.shape[-1]
+    padded = np.pad(values, [(0, 0)] * 3 + [(0, -dim % 32)]).reshape(*values.shape[:3], -1, 32)
+    scales = (np.abs(padded).max(-1, keepdims=True) / 127).astype(np.float16)
+    codes = np.nan_to_num(np.rint(padded / scales.astype(float)), nan=-77).astype(np.int8)
+    stored = (codes * scales.astype(float)).reshape(*values.shape[:3], -1)[..., :dim]
+    codes = np.ascontiguousarray(codes.reshape(*values.shape[:3], -1)[..., :dim])
+    pieces = [x.view(np.uint8).reshape(*values.shape[:2], -1) for x in (codes, scales)]
+    return np.concatenate(pieces, axis=-1), stored
+
+
+PACK = {"f16": pack_f16, "q8_0": pack_q8_0}
+
+
 def addresses(*arrays: Array) -> list[int]:
     return [a.ctypes.data for a in arrays]
 
@@ -71,17 +92,21 @@ class Case:
     blocks of nobody.
     """
 
-    def __init__(self, shape: Shape, segments: Sequence[Segment], seed: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, segments: Sequence[Segment], seed: int = 0, kv: str = "f16"
+    ) -> None:
         rng = np.random.default_rng(seed)
-        self.shape, self.segments = shape, segments
+        self.shape, self.segments, self.kv = shape, segments, kv
         width = max(p + n for p, n in segments) // BLOCK + 1
         num_blocks = len(segments) * width + 1
         size = (num_blocks, shape.num_kv_heads, BLOCK, shape.head_dim)
-        self.k, self.v = (np.full(size, np.nan, np.float16) for _ in range(2))
+        self.k, self.v = (np.full(size, np.nan) for _ in range(2))
         ids = rng.permutation(num_blocks - 1)[: len(segments) * width]
         self.tables = ids.reshape(len(segments), width).astype(np.int32)
         for (first, count), table in zip(segments, self.tables, strict=True):
             self._fill(rng, table, first, first + count)
+        self.k_parts, self.k = PACK[kv](self.k)
+        self.v_parts, self.v = PACK[kv](self.v)
         self.positions = np.concatenate([np.arange(p, p + n) for p, n in segments]).astype(np.int32)
         self.starts = np.cumsum([0, *(n for _, n in segments)]).astype(np.int32)
         width = shape.num_heads * shape.head_dim
@@ -143,13 +168,13 @@ class Case:
         partials = np.full((int(merges[:, 2].sum()), s.num_heads, floats), np.nan, np.float32)
         out = self._empty()
         block = self._block(out, generated=work, merges=merges, partials=partials)
-        self._run(attend_generated, block, len(work) * s.num_kv_heads, reverse=reverse)
+        self._run(GENERATED_KERNELS[self.kv], block, len(work) * s.num_kv_heads, reverse=reverse)
         self._run(merge_generated, block, len(merges) * s.num_heads, reverse=reverse)
         return self._checked(out)
 
     def prompt(self, *, reverse: bool = False, on_tiles: bool = False) -> Array:
         """The result when all tokens are prompt tokens."""
-        kernel = attend_prompt_tiles if on_tiles else attend_prompt
+        kernel = (PROMPT_TILE_KERNELS if on_tiles else PROMPT_KERNELS)[self.kv]
         work = prompt_work(self.positions, self.starts, 0, self.shape.group)
         out = self._empty()
         block = self._block(out, prompts=work)
@@ -168,7 +193,9 @@ class Case:
         s = self.shape
         lists = ("generated", "merges", "prompts", "partials")
         names = {name: work[name].ctypes.data if name in work else 0 for name in lists}
-        q, k, v, positions, tables = addresses(self.q, self.k, self.v, self.positions, self.tables)
+        q, k, v, positions, tables = addresses(
+            self.q, self.k_parts, self.v_parts, self.positions, self.tables
+        )
         return argument_block(
             q=q,
             q_stride=self.q.shape[1],

@@ -4,6 +4,8 @@ Defends: a token's result is bitwise the same however its step is cut, dealt out
 what the mask hides is never read.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 from attention_case import SHAPES, Case, Shape
@@ -11,12 +13,13 @@ from levels import LEVELS, run_at
 from numba import cfunc
 from numpy.typing import NDArray
 
-from kernels_cpu.attention_generated import attend_generated, merge_generated
+from kernels_cpu.attention_generated import GENERATED_KERNELS, merge_generated
 from kernels_cpu.attention_math import lanes
-from kernels_cpu.attention_prompt import attend_prompt
+from kernels_cpu.attention_prompt import PROMPT_KERNELS
 from kernels_cpu.kernel import SIGNATURE, isa
 
-KERNELS = (attend_generated, merge_generated, attend_prompt)
+KERNELS = (*GENERATED_KERNELS.values(), merge_generated, *PROMPT_KERNELS.values())
+KV_TYPES = tuple(GENERATED_KERNELS)
 GENERATED = [(0, 1), (5, 1), (31, 2), (600, 1), (1022, 4), (1600, 1)]
 PROMPTS = [(0, 70), (170, 90), (5, 1), (31, 2)]
 
@@ -56,20 +59,20 @@ def check_kernels_cannot_raise_and_keep_to_their_registers() -> None:
 
 
 def check_generated_tokens_equal_the_twin() -> None:
-    for seed, shape in enumerate(SHAPES):
-        case = Case(shape, GENERATED, seed)
+    for seed, (shape, kv) in enumerate(product(SHAPES, KV_TYPES)):
+        case = Case(shape, GENERATED, seed, kv)
         assert_close(case.generated(), case.expected())
 
 
 def check_prompt_tokens_equal_the_twin() -> None:
-    for seed, shape in enumerate(SHAPES):
-        case = Case(shape, PROMPTS, seed)
+    for seed, (shape, kv) in enumerate(product(SHAPES, KV_TYPES)):
+        case = Case(shape, PROMPTS, seed, kv)
         assert_close(case.prompt(), case.expected())
 
 
 def check_generated_tokens_do_not_depend_on_dealing() -> None:
-    for shape in SHAPES:
-        case = Case(shape, GENERATED)
+    for shape, kv in product(SHAPES, KV_TYPES):
+        case = Case(shape, GENERATED, kv=kv)
         whole = case.generated(max_partials=0)
         assert np.array_equal(case.generated(max_partials=5), whole)
         assert np.array_equal(case.generated(reverse=True), whole)
@@ -80,18 +83,18 @@ def check_generated_tokens_do_not_depend_on_dealing() -> None:
 
 
 def check_prompt_tokens_do_not_depend_on_chunks() -> None:
-    for shape in SHAPES:
-        assert_same_in_chunks(shape, on_tiles=False)
+    for shape, kv in product(SHAPES, KV_TYPES):
+        assert_same_in_chunks(shape, kv, on_tiles=False)
 
 
 def check_tiles_do_not_depend_on_chunks() -> None:
     if lanes() == 16:
-        for shape in SHAPES:
-            assert_same_in_chunks(shape, on_tiles=True)
+        for shape, kv in product(SHAPES, KV_TYPES):
+            assert_same_in_chunks(shape, kv, on_tiles=True)
 
 
-def assert_same_in_chunks(shape: Shape, *, on_tiles: bool) -> None:
-    case = Case(shape, PROMPTS)
+def assert_same_in_chunks(shape: Shape, kv: str, *, on_tiles: bool) -> None:
+    case = Case(shape, PROMPTS, kv=kv)
     whole = case.prompt(on_tiles=on_tiles)
     assert np.array_equal(case.prompt(on_tiles=on_tiles, reverse=True), whole)
     for segment, (_, count) in enumerate(PROMPTS):
@@ -105,8 +108,8 @@ def assert_same_in_chunks(shape: Shape, *, on_tiles: bool) -> None:
 def check_tiles_equal_the_twin() -> None:
     if lanes() < 16:
         return
-    for seed, shape in enumerate(SHAPES):
-        case = Case(shape, PROMPTS, seed)
+    for seed, (shape, kv) in enumerate(product(SHAPES, KV_TYPES)):
+        case = Case(shape, PROMPTS, seed, kv)
         error = case.prompt(on_tiles=True) - case.expected()
         # bfloat16 keeps 8 bits: scores of size 8 err by 0.02, weights and values by 0.002.
         assert np.abs(error).max() < 0.04

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from test_elementwise import norm_plain
 
 from kernels_cpu import rotary
+from localllm.backends.kv import as_q8_0
 
 Floats = NDArray[np.float32]
 
@@ -210,6 +211,35 @@ def check_heads_are_placed() -> None:
                 expected[0, block, :, p % 32] = k[t].astype(np.float16)
                 expected[1, block, :, p % 32] = v[t].astype(np.float16)
             np.testing.assert_array_equal(case.kv.view(np.uint16), expected.view(np.uint16))
+
+
+def check_heads_are_placed_as_q8_0() -> None:
+    for shape in ((4, 2, 64, 32), (3, 1, 80, 40), (2, 2, 8, 4), (1, 1, 256, 128)):
+        case = Heads(*shape)
+        nh, nkv, hd = case.shape
+        options = CASES[1]
+        k = case.turned(case.k, nkv, 1, **options)
+        case.v[3] *= 1e-7  # scales below float16's smallest normal number
+        case.v[4] = 0
+        v = case.heads(case.v, nkv)
+        num_scales = padded(hd, 32) // 32
+        blocks = np.full((2, 5, nkv, 32 * (hd + 2 * num_scales)), 77, np.uint8)
+        args = [*case.args(**options)[:-2], *(part.ctypes.data for part in blocks)]
+        run_kernel(rotary.place_heads_q8_0, args, 0, 5 * (nh + 2 * nkv))
+        codes = blocks[..., : 32 * hd].view(np.int8).reshape(2, 5, nkv, 32, hd)
+        scales = blocks[..., 32 * hd :].view(np.float16).reshape(2, 5, nkv, 32, num_scales)
+        untouched = np.ones((5, 32), bool)
+        for t in range(5):
+            p = case.positions[t]
+            block = case.table[case.segments[t], p // 32]
+            untouched[block, p % 32] = False
+            for stored, values in enumerate((k[t], v[t])):
+                each = scales[stored, block, :, p % 32].astype(np.float32).repeat(32, axis=-1)
+                got = codes[stored, block, :, p % 32] * each[:, :hd]
+                np.testing.assert_array_equal(got, as_q8_0(values))
+        for pieces in (codes, scales.view(np.int16)):
+            kept = pieces.swapaxes(2, 3)[:, untouched]
+            assert (kept.astype(np.int64) == (77 if kept.itemsize == 1 else 77 * 257)).all()
 
 
 def check_half_floats_are_rounded_as_numpy_does() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from localllm.backends.kv import KV_TYPES, kv_type
 from localllm.config import Settings
-from localllm.errors import BadRequest, OutOfMemory
+from localllm.errors import BadRequest, BadSettings, OutOfMemory
 from localllm.gguf import GgufFile
 from localllm.models import read_spec
 from localllm.models.spec import KVGroup
@@ -30,7 +31,21 @@ POSITION = 20_480
 
 
 def test_a_block_is_32_positions() -> None:
-    assert block_bytes(FULL) == 32 * POSITION
+    assert block_bytes(FULL, KV_TYPES["f16"]) == 32 * POSITION
+
+
+def test_q8_0_takes_34_bytes_where_f16_takes_64() -> None:
+    assert block_bytes(FULL, KV_TYPES["q8_0"]) == 32 * POSITION * 34 // 64
+
+
+def test_smaller_kv_makes_room_for_longer_contexts() -> None:
+    f16, q8_0 = (plan_kv((FULL,), 131_072, None, GB, 16, KV_TYPES[t]) for t in KV_TYPES)
+    assert f16.num_ctx < q8_0.num_ctx
+
+
+def test_other_kv_types_are_refused_by_name() -> None:
+    with pytest.raises(BadSettings, match=r"LOCALLLM_KV_CACHE_TYPE\) is 'q4_0', not f16 or q8_0"):
+        kv_type("q4_0")
 
 
 def test_the_trained_length_bounds_the_context() -> None:

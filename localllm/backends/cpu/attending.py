@@ -9,8 +9,8 @@ from kernels_cpu.attention import (
     prompt_tile,
     prompt_work,
 )
-from kernels_cpu.attention_generated import attend_generated, merge_generated
-from kernels_cpu.attention_prompt import attend_prompt, attend_prompt_tiles
+from kernels_cpu.attention_generated import GENERATED_KERNELS, merge_generated
+from kernels_cpu.attention_prompt import PROMPT_KERNELS, PROMPT_TILE_KERNELS
 from kernels_cpu.kernel import has_bf16
 from localllm.backends import Batch
 from localllm.backends.cpu.context import Context, zeros
@@ -92,12 +92,13 @@ class Attending:
         counts = address_of(work.counts)
         record = self._context.program.record
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
-        record(attend_generated, args, count=counts, multiplier=kv_heads)
+        kv_type = self._context.options.kv_type
+        record(GENERATED_KERNELS[kv_type], args, count=counts, multiplier=kv_heads)
         record(merge_generated, args, count=counts + 8, multiplier=heads)
         # What int8 activations have gone through loses nothing to speak of by bfloat16.
         exact = self._context.is_exact(self._context.spec.layers[layer].q.weight)
-        kernel = attend_prompt_tiles if has_bf16() and not exact else attend_prompt
-        record(kernel, args, count=counts + 16, multiplier=kv_heads, flags=CLAIM)
+        kernels = PROMPT_TILE_KERNELS if has_bf16() and not exact else PROMPT_KERNELS
+        record(kernels[kv_type], args, count=counts + 16, multiplier=kv_heads, flags=CLAIM)
 
     def _arguments(
         self, q: int, out: int, layer: int, attention: AttentionSpec, work: Work

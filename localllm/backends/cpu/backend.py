@@ -12,6 +12,7 @@ from localllm.backends.cpu.ops import CpuOps
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.selecting import Selection
 from localllm.backends.cpu.step import StepMemory
+from localllm.backends.kv import kv_type
 from localllm.gguf import GgufFile
 from localllm.models.decoder import forward
 from localllm.models.spec import ModelSpec
@@ -37,7 +38,8 @@ class CpuBackend:
         self.weights.settle(self.num_threads, options.progress)
         self.step_memory = StepMemory(len(spec.kv_groups), options, spec.output.weight.rows)
         self.kv = [
-            KVMemory(group, n) for group, n in zip(spec.kv_groups, options.num_blocks, strict=True)
+            KVMemory(group, n, kv_type(options.kv_type))
+            for group, n in zip(spec.kv_groups, options.num_blocks, strict=True)
         ]
         self.kv_bytes_per_block = tuple(
             2 * len(g.layers) * kv.block_bytes for g, kv in zip(spec.kv_groups, self.kv)

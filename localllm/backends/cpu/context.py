@@ -10,6 +10,7 @@ from localllm.backends.cpu.buffers import Buffer, Pool, Quantised
 from localllm.backends.cpu.memory import Bytes, Rows, Weights, address_of, allocate
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.step import Slot, StepMemory, zeros
+from localllm.backends.kv import KVType
 from localllm.models.spec import KVGroup, ModelSpec, Vector, Weight
 
 FLOAT_LANES = 16
@@ -27,14 +28,20 @@ def padded(width: int, unit: int) -> int:
 
 
 class KVMemory:
-    """K and V of one group, float16 [layers][2][blocks][heads][BLOCK_SIZE][head_dim], committed lazily."""
+    """K and V of one group, [layers][2][blocks][heads] parts (kernels_cpu/kv.py), committed lazily.
 
-    def __init__(self, group: KVGroup, num_blocks: int) -> None:
-        self.block_bytes = 2 * group.num_kv_heads * BLOCK_SIZE * group.head_dim
+    pieces  the arrays that the parts consist of, uint8 [..., BLOCK_SIZE, bytes of a position]
+    """
+
+    def __init__(self, group: KVGroup, num_blocks: int, kv_type: KVType) -> None:
+        self.block_bytes = kv_type.block_bytes(group)
         self._plane = self.block_bytes * num_blocks
-        shape = (len(group.layers), 2, num_blocks, group.num_kv_heads, BLOCK_SIZE, group.head_dim)
         self._memory = allocate(2 * len(group.layers) * self._plane)
-        self.array = self._memory.view(np.float16).reshape(shape)
+        shape = (len(group.layers), 2, num_blocks, group.num_kv_heads)
+        parts = self._memory.reshape(*shape, -1)
+        ends = np.cumsum(kv_type.pieces(group.head_dim)) * BLOCK_SIZE
+        pieces = np.split(parts, ends[:-1], axis=-1)
+        self.pieces = [piece.reshape(*shape, BLOCK_SIZE, -1) for piece in pieces]
 
     def key_address(self, layer: int) -> int:
         """Of block 0 of the group's `layer`-th layer."""
@@ -44,7 +51,8 @@ class KVMemory:
         return self.key_address(layer) + self._plane
 
     def copy_block(self, source: int, target: int, num_positions: int) -> None:
-        self.array[:, :, target, :, :num_positions] = self.array[:, :, source, :, :num_positions]
+        for piece in self.pieces:
+            piece[:, :, target, :, :num_positions] = piece[:, :, source, :, :num_positions]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_cpu.norms import LAYER, RMS
-from kernels_cpu.rotary import NEOX, NO_NORM, NORM, place_heads, rope_angles
+from kernels_cpu.rotary import NEOX, NO_NORM, NORM, PLACE_KERNELS, rope_angles
 from localllm.backends import Batch
 from localllm.backends.cpu.context import Context, padded, zeros
 from localllm.backends.cpu.memory import address_of
@@ -68,9 +68,10 @@ class Heads:
             *(address_of(x) for x in (step.positions, step.token_segment, step.tables[group])),
             *(context.options.table_width, kv.key_address(index), kv.value_address(index)),
         ]
+        kv_type = context.options.kv_type
         heads = a.num_heads + 2 * a.num_kv_heads
         count = context.slot(Slot.TOKENS)
-        context.program.record(place_heads, args, count=count, multiplier=heads)
+        context.program.record(PLACE_KERNELS[kv_type], args, count=count, multiplier=heads)
 
     def _factors(self, temperature: tuple[float, int] | None) -> int:
         if temperature is None:
