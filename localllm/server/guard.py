@@ -101,6 +101,11 @@ def _header(headers: Headers, name: str) -> bytes:
     return headers.get(name, "").encode("latin-1")
 
 
+def _shown(path: str) -> str:
+    """A path for the log: one line that no client can break or colour."""
+    return path.encode("unicode_escape").decode()
+
+
 class Guard:
     """Wraps the application. `check_host` is for daemons that only listen on loopback.
 
@@ -155,7 +160,7 @@ class Guard:
             milliseconds,
             client,
             scope["method"],
-            scope["path"],
+            _shown(scope["path"]),
         )
 
     def _problem(self, headers: Headers, origin: str | None) -> str | None:

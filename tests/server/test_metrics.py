@@ -135,6 +135,14 @@ def test_every_answer_and_log_line_of_a_request_has_its_id(server: Server) -> No
         pass
 
 
+def test_no_path_writes_a_log_line_of_its_own(server: Server) -> None:
+    log = server.folder / "log"
+    server.http.get("/x%0aERROR%20forged%1b%5b31m%e2%80%a8", headers={"x-request-id": "trace-5"})
+    while "localllm.access [trace-5]" not in (text := log.read_text()):
+        pass
+    assert r"GET /x\nERROR forged\x1b[31m\u2028" in text
+
+
 def test_cost_report_comes_when_it_is_asked_for(server: Server) -> None:
     body = {"model": "tiny", "prompt": "hi"}
     assert "cost" not in server.post("/api/generate", **body, stream=False).json()
