@@ -58,5 +58,7 @@ class Knowing(Eager):
         self.right = right
 
     def drafter(self, request: Request) -> Drafter | None:
+        if not request.speculate:
+            return None
         answer = self.answers[request.request_id]
         return Oracle(request.tokens, answer, self.right, request.request_id)

@@ -86,7 +86,8 @@ def said(client: Client, name: str) -> list:
 
 
 def serve(requests: list[Request], windows, schedule: dict, speculation=None) -> Client:
-    options = {"eog_ids": frozenset({EOG}), "speculation": speculation, **schedule}
+    # A model of windows only would have room for sequences of any length.
+    options = {"eog_ids": frozenset({EOG}), "num_ctx": 200, "speculation": speculation, **schedule}
     sizes = {k: options.pop(k) for k in ("blocks", "max_tokens", "max_rows") if k in options}
     sizes["spec"] = FakeSpec(vocab_size=5)
     return generate(FakeBackend(windows, **sizes), *requests, **options)
@@ -146,18 +147,24 @@ def test_right_guesses_save_steps() -> None:
 
 
 def test_guesses_cause_no_preemption() -> None:
-    """Blocks are taken for guesses only where every running sequence finds one beside them."""
-    requests = [request(f"r{i}", [i] * 20, 50) for i in range(5)]
+    """The later one ends within its first block, its guesses do not; the earlier needs the rest."""
+    short = request("short", [7] * 20, 200)
+    long = request("long", list(range(60)), 30, speculate=False)
+    answer = generate(FakeBackend(), short).tokens("short")
+    short = replace(short, stop_ids=frozenset({answer[10]}))
+    requests = [long, short]
     answers = {r.request_id: generate(FakeBackend(), r).tokens(r.request_id) for r in requests}
-    for blocks in (15, 16, 18):
-        backend, client = FakeBackend(blocks=blocks), Client()
-        with running(backend, speculation=Knowing(answers, 0.3)) as engine:
-            for r in requests:
-                engine.submit(r, client)
-            client.wait_end(*answers)
-            assert engine.load().num_preemptions == 0
-        for name, answer in answers.items():
-            assert client.tokens(name) == answer
+    assert 8 < len(answers["short"]) <= 11
+    backend, client = FakeBackend(blocks=4), Client()
+    speculation = Knowing(answers, 0.0)
+    with running(backend, speculation=speculation, num_ctx=128) as engine:
+        for r in requests:
+            engine.submit(r, client)
+        client.wait_end(*answers)
+        assert engine.load().num_preemptions == 0
+    for name, answer in answers.items():
+        assert client.tokens(name) == answer
+    assert client.end("short").stats.drafted_tokens > 10
 
 
 def test_the_cache_holds_nothing_that_was_only_guessed() -> None:
@@ -170,10 +177,7 @@ def test_the_cache_holds_nothing_that_was_only_guessed() -> None:
         with running(FakeBackend(), speculation=speculation) as engine:
             engine.submit(request("a", [1, 2, 3], 70), client)
             client.wait_end("a")
-            speculate = replace(request("b", [1, 2, 3, *answer, 9, 9], 30), speculate=False)
-            if speculation is not None:
-                speculation.drafter = lambda request: None
-            engine.submit(speculate, client)
+            engine.submit(request("b", [1, 2, 3, *answer, 9, 9], 30, speculate=False), client)
             client.wait_end("b")
         turns[right] = client.end("b").stats.cached_tokens, client.tokens("b")
     assert len({str(turn) for turn in turns.values()}) == 1
@@ -188,8 +192,8 @@ def test_answers_survive_cancellations_and_preemptions(windows) -> None:
     plain = serve(many(60, 5, 3), windows, {"blocks": 64})
     client = Client()
     backend = FakeBackend(windows, blocks=9, spec=FakeSpec(vocab_size=5))
-    options = {"eog_ids": frozenset({EOG}), "max_running": 8, "speculation": Eager()}
-    with running(backend, **options) as engine:
+    options = {"eog_ids": frozenset({EOG}), "max_running": 8, "num_ctx": 200}
+    with running(backend, speculation=Eager(), **options) as engine:
         for r in many(60, 5, 3):
             engine.submit(r, client)
         for name, count in doomed.items():
