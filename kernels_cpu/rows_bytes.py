@@ -1,4 +1,6 @@
-"""Weight types whose codes are bytes, times int8 activations.
+"""Weight types whose codes are bytes, times int8 activations: the general case.
+
+Types with one scale for 32 values have a shorter way, see rows_pairs.py and rows_scaled.py.
 
 A unit is 256 values: sixteen groups of 16, each with its own scale of weights and of activations.
 Every group owns one of the 16 lanes. Its 16 codes are four dwords, one in each of four vectors,
@@ -15,8 +17,8 @@ codes in their natural order, four lanes a group.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernels_cpu.rows_emitter import LANES, Activations, Layout, codes, floats, ints, smaller
-from kernels_cpu.simd import Ir, Value, f32, vec
+from kernels_cpu.rows_emitter import LANES, Activations, Layout, codes, floats, ints, rows_together
+from kernels_cpu.simd import Ir, Value, f32, i8, i32, vec
 
 Order = tuple[tuple[int, ...], ...]
 
@@ -56,6 +58,10 @@ class ByteStep:
     @property
     def record_bytes(self) -> int:
         return self.values + 128
+
+    @property
+    def together(self) -> int:
+        return rows_together(4)
 
     def unpack(self, e: Ir, unit: Value, last_block: Value) -> Unit:
         return self.weights(e, unit, last_block)
@@ -97,29 +103,18 @@ def byte_layout(
     order: Order,
     largest: int,
     whole: Callable[[Ir, Value], Unit],
-    rest: Callable[[Ir, Value, Value], Unit] | None = None,
     *,
     offset: int | None = None,
 ) -> Layout:
-    """A type with blocks of (values, bytes) and codes up to `largest`.
+    """A type with blocks of 256 values in `block[1]` bytes and codes up to `largest`.
 
-    whole   unpacks the 256 values at an address
-    rest    unpacks two blocks at two addresses, for blocks of 32 values
+    whole   unpacks the block at an address
     """
-    length, size = block
 
-    def unpack_whole(e: Ir, unit: Value, last_block: Value) -> Unit:
+    def unpack(e: Ir, unit: Value, last_block: Value) -> Unit:
         return whole(e, unit)
 
-    step = ByteStep(256, 256 // length * size, order, offset, largest, unpack_whole)
-    if rest is None:
-        return Layout(step, None, block, 1)
-
-    def unpack_rest(e: Ir, unit: Value, last_block: Value) -> Unit:
-        # Of an odd number of blocks the last one comes twice, the second time for zeros in x.
-        return rest(e, unit, smaller(e, e.at(unit, size), last_block))
-
-    return Layout(step, ByteStep(64, 2 * size, None, offset, largest, unpack_rest), block, 1)
+    return Layout(lambda: (ByteStep(256, block[1], order, offset, largest, unpack),), block, 1)
 
 
 def in_lane_order(e: Ir, x: Value, order: Order) -> list[Value]:
@@ -144,9 +139,18 @@ def pick(e: Ir, v: Value, index: Callable[[int], int], order: Order) -> Value:
 
 def interleave(e: Ir, v: Value, w: Value, size: int, *, high: bool = False) -> Value:
     """Of each 128-bit lane the low (high) half of v and w, in turns of `size` dwords."""
-    v, w = (e.b.bitcast(x, ints) for x in (v, w))
-    first = [0, 16, 1, 17] if size == 1 else [0, 1, 16, 17]
-    return e.shuffle(v, [4 * i + l + 2 * high for i in range(4) for l in first], w)
+    n = bytes_of(v) // 4
+    v, w = (e.b.bitcast(x, vec(i32, n)) for x in (v, w))
+    first = [0, n, 1, n + 1] if size == 1 else [0, 1, n, n + 1]
+    return e.shuffle(v, [i + l + 2 * high for i in range(0, n, 4) for l in first], w)
+
+
+def bytes_of(v: Value) -> int:
+    return v.type.count * v.type.element.width // 8
+
+
+def as_bytes(e: Ir, v: Value) -> Value:
+    return e.b.bitcast(v, vec(i8, bytes_of(v)))
 
 
 def transposed(e: Ir, v: list[Value]) -> list[Value]:
@@ -156,22 +160,22 @@ def transposed(e: Ir, v: list[Value]) -> list[Value]:
     result = []
     for a, c in ((low, low2), (high, high2)):
         result += [interleave(e, a, c, 2), interleave(e, a, c, 2, high=True)]
-    return [e.b.bitcast(r, codes) for r in result]
+    return [as_bytes(e, r) for r in result]
 
 
 def low_nibbles(e: Ir, v: Value) -> Value:
-    return e.b.and_(v, e.const(15, codes))
+    return e.b.and_(v, e.const(15, v.type))
 
 
 def high_nibbles(e: Ir, v: Value) -> Value:
-    return e.b.lshr(v, e.const(4, codes))
+    return e.b.lshr(v, e.const(4, v.type))
 
 
 def transposed_nibbles(e: Ir, v: Value, w: Value) -> list[Value]:
     """`transposed` of the low nibbles of v and w, then the high nibbles of v and w."""
     result = []
     for high in (False, True):
-        pair = e.b.bitcast(interleave(e, v, w, 1, high=high), codes)
+        pair = as_bytes(e, interleave(e, v, w, 1, high=high))
         a, c = low_nibbles(e, pair), high_nibbles(e, pair)
         result += [interleave(e, a, c, 2), interleave(e, a, c, 2, high=True)]
-    return [e.b.bitcast(r, codes) for r in result]
+    return [as_bytes(e, r) for r in result]

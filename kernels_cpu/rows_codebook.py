@@ -6,9 +6,9 @@ Source: ggml-common.h for the layouts and tables.
 from llvmlite import ir
 
 from kernels_cpu.kernel import kernel
-from kernels_cpu.rows_bytes import Unit, byte_layout, pick, transposed_nibbles
-from kernels_cpu.rows_emitter import codes, emit_row_product
-from kernels_cpu.rows_k import half_at
+from kernels_cpu.rows_blocks import halves, pieces
+from kernels_cpu.rows_bytes import Unit, pick, transposed_nibbles
+from kernels_cpu.rows_emitter import emit_row_product
 from kernels_cpu.rows_legacy import (
     NIBBLE_ORDER,
     block_scale,
@@ -17,6 +17,7 @@ from kernels_cpu.rows_legacy import (
     rest_nibbles,
     rest_pick,
 )
+from kernels_cpu.rows_pairs import block_layout, nibble_codes, pair_layout
 from kernels_cpu.simd import Ir, Value, emits, f32, i8, i16, i32, vec
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -41,24 +42,33 @@ def unpack_iq4_nl(e: Ir, unit: Value) -> Unit:
     return Unit(looked_up(e, nibbles, IQ4_VALUES), block_scale(e, unit, 18))
 
 
+def pairs_iq4_nl(e: Ir, blocks: list[Value]) -> Unit:
+    nibbles = nibble_codes(e, pieces(e, blocks, 2))
+    return Unit(looked_up(e, nibbles, IQ4_VALUES), halves(e, blocks)[0])
+
+
 def rest_iq4_nl(e: Ir, first: Value, second: Value) -> Unit:
     nibbles = [rest_nibbles(e, first, second, 2)]
     scale = rest_pick(e, rest_heads(e, first, second), 0)
     return Unit(looked_up(e, nibbles, IQ4_VALUES), scale)
 
 
-def unpack_iq4_xs(e: Ir, unit: Value) -> Unit:
+def unpack_iq4_xs(e: Ir, blocks: list[Value]) -> Unit:
+    nibbles = nibble_codes(e, [e.at(block, 8 + 16 * k) for block in blocks for k in range(8)])
+    scales = [scales_of_iq4_xs(e, block) for block in blocks]
+    return Unit(looked_up(e, nibbles, IQ4_VALUES), e.concat(*scales))
+
+
+def scales_of_iq4_xs(e: Ir, block: Value) -> Value:
     b = e.b
-    v, w = (e.load(e.at(unit, 8 + 64 * k), codes) for k in (0, 1))
-    low = e.splat(e.load(e.at(unit, 4), i32), 8)
+    low = e.splat(e.load(e.at(block, 4), i32), 8)
     low = b.lshr(low, ir.Constant(eight_ints, [4 * k for k in range(8)]))
-    high = e.splat(b.zext(e.load(e.at(unit, 2), i16), i32), 8)
+    high = e.splat(b.zext(e.load(e.at(block, 2), i16), i32), 8)
     high = b.lshr(high, ir.Constant(eight_ints, [2 * k for k in range(8)]))
     high = b.shl(b.and_(high, e.const(3, eight_ints)), e.const(4, eight_ints))
     both = b.or_(b.and_(low, e.const(15, eight_ints)), high)
     signed = b.sitofp(b.sub(both, e.const(32, eight_ints)), vec(f32, 8))
-    scale = b.fmul(by_block(e, signed), half_at(e, unit))
-    return Unit(looked_up(e, transposed_nibbles(e, v, w), IQ4_VALUES), scale)
+    return b.fmul(signed, e.splat(e.half_to_float(e.load(block, i16)), 8))
 
 
 def exponent_scales(e: Ir, blocks: list[Value]) -> Value:
@@ -80,15 +90,22 @@ def unpack_mxfp4(e: Ir, unit: Value) -> Unit:
     return Unit(looked_up(e, nibbles, FP4_VALUES), by_block(e, scales))
 
 
+def pairs_mxfp4(e: Ir, blocks: list[Value]) -> Unit:
+    nibbles = nibble_codes(e, pieces(e, blocks, 1))
+    return Unit(looked_up(e, nibbles, FP4_VALUES), exponent_scales(e, blocks))
+
+
 def rest_mxfp4(e: Ir, first: Value, second: Value) -> Unit:
     nibbles = [rest_nibbles(e, first, second, 1)]
     scales = exponent_scales(e, [first, second])
     return Unit(looked_up(e, nibbles, FP4_VALUES), e.shuffle(scales, [0] * 8 + [1] * 8))
 
 
-IQ4_NL = byte_layout((32, 18), NIBBLE_ORDER, 240, unpack_iq4_nl, rest_iq4_nl, offset=127)
-IQ4_XS = byte_layout((256, 136), NIBBLE_ORDER, 240, unpack_iq4_xs, offset=127)
-MXFP4 = byte_layout((32, 17), NIBBLE_ORDER, 24, unpack_mxfp4, rest_mxfp4, offset=12)
+IQ4_NL = block_layout(
+    (32, 18), NIBBLE_ORDER, 240, unpack_iq4_nl, pairs_iq4_nl, rest_iq4_nl, offset=127
+)
+IQ4_XS = pair_layout(136, 240, unpack_iq4_xs, offset=127)
+MXFP4 = block_layout((32, 17), NIBBLE_ORDER, 24, unpack_mxfp4, pairs_mxfp4, rest_mxfp4, offset=12)
 
 
 @emits(4)

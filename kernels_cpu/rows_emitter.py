@@ -12,9 +12,11 @@ in the first-level cache for all rows of an item.
 
 What whole units leave of a row is taken in smaller units. Nothing past a row's end is ever read.
 
-Not here: what a weight type looks like (rows_bytes.py, rows_float.py and the files of types).
+Not here: what a weight type looks like (rows_bytes.py, rows_pairs.py, rows_scaled.py, rows_float.py
+and the files of types).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -26,7 +28,7 @@ LANES = 16
 ROWS_PER_ITEM = 16
 BUNDLE = 16  # tokens that share a pass over the rows
 PREFETCH_BYTES = 8192  # ahead, where rows are walked one after the other
-ROWS_AHEAD = 4  # where several are walked together; not fewer than `rows_together`
+ROWS_AHEAD = 4  # where several are walked together; not fewer than a step's `together`
 LANE_BYTES = 64
 
 ints, floats, codes = vec(i32, LANES), vec(f32, LANES), vec(i8, 4 * LANES)
@@ -74,6 +76,7 @@ class Step(Protocol):
 
     values, bytes   size of a unit; values is a power of two
     record_bytes    packed activations of one token for a unit
+    together        rows that share a pass over the tokens, see `rows_together`
     """
 
     @property
@@ -84,6 +87,9 @@ class Step(Protocol):
 
     @property
     def record_bytes(self) -> int: ...
+
+    @property
+    def together(self) -> int: ...
 
     def pack(self, e: Ir, x: "Activations", record: Value) -> None:
         """Write the record of one token and unit."""
@@ -97,26 +103,39 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A weight type: whole units, and how to multiply what they leave of a row.
+    """A weight type: how to multiply a row, in units of decreasing size.
 
-    rest     None if rows are always whole units; the values after the row's end are zero in x
+    steps    asked for when a kernel is compiled. Each takes as many whole units as there are of
+             what those before it left, the last one may meet a unit that is not whole
     block    (values, bytes)
     x_bytes  of one activation
     """
 
-    whole: Step
-    rest: Step | None
+    steps: Callable[[], tuple[Step, ...]]
     block: tuple[int, int]
     x_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Addresses of one token's activations at the first value of a unit."""
+    """Addresses of one token's activations at the first value of a unit.
+
+    groups  how many groups of 64 values there are from here to the row's end
+    zeros   64 bytes
+    """
 
     x: Value
     scale: Value
     sum: Value
+    groups: Value
+    zeros: Value
+
+    def group(self, e: Ir, number: int) -> "Activations":
+        """A group of 64 int8 of the unit; zeros if it is after the row's end."""
+        exists = e.b.icmp_signed("<", e.const(number), self.groups)
+        places = (self.x, 64 * number), (self.scale, 64 * number), (self.sum, 16 * number)
+        x, scale, sum_ = (e.b.select(exists, e.at(p, n), self.zeros) for p, n in places)
+        return Activations(x, scale, sum_, self.groups, self.zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +170,18 @@ class Call:
         return self.e.load(self.e.at(self.args, 8 * slot), i64, align=8)
 
     def parts(self, n: Value) -> list[Part]:
-        """Whole units, then the rest, with the records of n tokens."""
-        e, b, whole, rest = self.e, self.e.b, self.layout.whole, self.layout.rest
-        cols, zero = self.slot(Slot.COLS), e.const(0)
-        units = b.lshr(cols, e.const(shift_of(whole.values)))
-        result = [Part(whole, units, zero, zero, self.packed)]
-        if rest is not None:
-            start = e.mul(units, whole.values)
-            left = e.at(b.sub(cols, start), rest.values - 1)
-            records = e.at(self.packed, e.mul(e.mul(units, n), whole.record_bytes))
-            count = b.lshr(left, e.const(shift_of(rest.values)))
-            result.append(Part(rest, count, start, e.mul(units, whole.bytes), records))
+        """The units of each step, with the records of n tokens."""
+        e, b, result, steps = self.e, self.e.b, [], self.layout.steps()
+        left, start, offset, records = self.slot(Slot.COLS), e.const(0), e.const(0), self.packed
+        for step in steps:
+            if step is steps[-1]:
+                left = e.at(left, step.values - 1)
+            count = b.lshr(left, e.const(shift_of(step.values)))
+            result.append(Part(step, count, start, offset, records))
+            values = e.mul(count, step.values)
+            left, start = b.sub(left, values), b.add(start, values)
+            offset = b.add(offset, e.mul(count, step.bytes))
+            records = b.add(records, e.mul(e.mul(count, n), step.record_bytes))
         return result
 
 
@@ -219,6 +239,8 @@ def activations_at(call: Call, token: Value, value: Value) -> Activations:
         e.at(place(Slot.X, Slot.X_STRIDE, call.layout.x_bytes), e.mul(value, call.layout.x_bytes)),
         e.at(place(Slot.X_SCALE, Slot.X_SCALE_STRIDE, 4), value),
         e.at(place(Slot.X_SUM, Slot.X_SUM_STRIDE, 4), e.b.lshr(value, e.const(2))),
+        e.b.lshr(e.at(e.b.sub(call.slot(Slot.COLS), value), 63), e.const(6)),
+        call.zeros,
     )
 
 
@@ -241,7 +263,7 @@ def emit_item_of_one(call: Call, parts: list[Part], base: Value, rows: Value) ->
 def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n: Value) -> None:
     """Leave the sums of `rows` rows and n tokens in scratch."""
     e, b = call.e, call.e.b
-    shift = chunk_shift(e, n)
+    shift = chunk_shift(e, n, parts[0].step)
     chunk_units = b.shl(e.const(1), shift)
     whole, rests = parts[0], parts[1:]
     chunks = b.lshr(b.sub(e.at(whole.count, chunk_units), e.const(1)), shift)
@@ -259,12 +281,13 @@ def emit_item_of_many(call: Call, parts: list[Part], base: Value, rows: Value, n
         emit_rows(call, rest, base, rows, n, ahead)
 
 
-def chunk_shift(e: Ir, n: Value) -> Value:
+def chunk_shift(e: Ir, n: Value, step: Step) -> Value:
     """log2 of the units of a chunk: about 24 KB of activations."""
-    shift = e.const(2)
+    large = int(step.record_bytes > 512)
+    shift = e.const(2 - large)
     for most, value in ((8, 3), (4, 4)):
         fits = e.b.icmp_signed("<=", n, e.const(most))
-        shift = e.b.select(fits, e.const(value), shift)
+        shift = e.b.select(fits, e.const(value - large), shift)
     return shift
 
 
@@ -273,7 +296,7 @@ def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value, ahead:
 
     A last row without partners is computed more than once: sums of rows beyond an item's are spare.
     """
-    e, b, step, together = call.e, call.e.b, part.step, rows_together()
+    e, b, step, together = call.e, call.e.b, part.step, part.step.together
     row_bytes = call.slot(Slot.ROW_BYTES)
     sums_of_row = e.mul(n, LANE_BYTES)
     with e.loop(b.lshr(e.at(rows, together - 1), e.const(shift_of(together)))) as l:
@@ -302,9 +325,9 @@ def emit_rows(call: Call, part: Part, base: Value, rows: Value, n: Value, ahead:
                     e.store(total, place, 64)
 
 
-def rows_together() -> int:
-    """Rows that share a pass over the tokens: as many as the registers hold."""
-    return 4 if isa() in ("amx", "avx512") else 1
+def rows_together(most: int) -> int:
+    """Rows that share a pass over the tokens: as many as fit 32 registers, or 16."""
+    return most if isa() in ("amx", "avx512") else 1
 
 
 def unpack(call: Call, step: Step, row: Value, start: Value, unit: Value, ahead: Value) -> Any:

@@ -4,7 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernels_cpu.kernel import kernel
-from kernels_cpu.rows_emitter import LANES, Activations, Layout, emit_row_product, floats
+from kernels_cpu.rows_emitter import (
+    LANES,
+    Activations,
+    Layout,
+    emit_row_product,
+    floats,
+    rows_together,
+)
 from kernels_cpu.simd import Ir, Value, emits, f32, i16, i32, vec
 
 
@@ -19,6 +26,10 @@ class FloatStep:
     read: Callable[[Ir, Value, int], Value]
     values: int = 64
     record_bytes: int = 256
+
+    @property
+    def together(self) -> int:
+        return rows_together(4)
 
     @property
     def bytes(self) -> int:
@@ -47,6 +58,10 @@ class SingleStep:
     values: int = 1
     record_bytes: int = 64
 
+    @property
+    def together(self) -> int:
+        return rows_together(4)
+
     def pack(self, e: Ir, x: Activations, record: Value) -> None:
         e.store(first_lane(e, e.load(x.x, f32)), record, 64)
 
@@ -63,7 +78,7 @@ def first_lane(e: Ir, value: Value) -> Value:
 
 
 def float_layout(size: int, read: Callable[[Ir, Value, int], Value]) -> Layout:
-    return Layout(FloatStep(size, read), SingleStep(size, read), (1, size), 4)
+    return Layout(lambda: (FloatStep(size, read), SingleStep(size, read)), (1, size), 4)
 
 
 def read_f32(e: Ir, address: Value, n: int) -> Value:

@@ -3,9 +3,11 @@
 Source: ggml-common.h for the layouts.
 """
 
+from dataclasses import replace
+
 from llvmlite import ir
 
-from kernels_cpu.kernel import kernel
+from kernels_cpu.kernel import isa, kernel
 from kernels_cpu.rows_bytes import (
     Unit,
     byte_layout,
@@ -15,15 +17,11 @@ from kernels_cpu.rows_bytes import (
     transposed,
     transposed_nibbles,
 )
-from kernels_cpu.rows_emitter import codes, emit_row_product, floats, ints
-from kernels_cpu.simd import Ir, Value, emits, i8, i16, i32, i64, vec
+from kernels_cpu.rows_emitter import Layout, codes, emit_row_product, floats, ints
+from kernels_cpu.rows_pairs import pair_layout
+from kernels_cpu.rows_scaled import ScaledStep, ScaledUnit, in_dwords, sub_block_of
+from kernels_cpu.simd import Ir, Value, emits, f32, i8, i16, i32, i64, vec
 
-# Q4_K, Q5_K: 64 bytes have sub-blocks 4h, 4h + 2 in low and 4h + 1, 4h + 3 in high nibbles.
-PAIR_ORDER = tuple(
-    tuple(8 * h + 4 * (i // 2) + 2 * high + i % 2 for i in range(4))
-    for high in (0, 1)
-    for h in (0, 1)
-)
 # Q6_K: 64 bytes hold groups 8h to 8h + 3 in low and 8h + 4 to 8h + 7 in high nibbles.
 SIX_ORDER = tuple(tuple(8 * h + 4 * high + i for i in range(4)) for h in (0, 1) for high in (0, 1))
 
@@ -36,42 +34,124 @@ def half_at(e: Ir, address: Value) -> Value:
     return e.splat(e.half_to_float(e.load(address, i16)), 16)
 
 
-def scale_and_bias(e: Ir, unit: Value) -> tuple[Value, Value]:
-    """Of Q4_K and Q5_K in lane order: d * scale and -dmin * minimum, from the first 16 bytes."""
-    b, four = e.b, vec(i32, 4)
-    head = e.load(unit, four)
+def sub_block(lane: int) -> int:
+    """Q4_K, Q5_K: which of the sub-blocks of the unit's one or two blocks has a lane.
+
+    32 bytes, a chunk, have a sub-block in low and the next one in high nibbles. Four lanes are
+    the low nibbles of two chunks that are 64 bytes apart, then the high ones (`half_chunks`).
+    """
+    quarter, p = divmod(lane, 4)
+    return 8 * (quarter // 2) + 2 * (quarter % 2) + (0, 4, 1, 5)[p]
+
+
+def head_of(e: Ir, blocks: list[Value]) -> tuple[Value, Value]:
+    """Of Q4_K and Q5_K: for each block 8 scales and 8 minima, a byte each, and eight float32 of
+    which the first two are d and dmin.
+    """
+    b, n = e.b, 8 * len(blocks)
+    head, dwords = e.concat(*(e.load(k, vec(i32, 4)) for k in blocks)), vec(i32, n // 2)
+
+    def of_each(lanes: list[int], apart: int = 0) -> list[int]:
+        return [l + apart * k for k in range(len(blocks)) for l in lanes]
+
+    def constants(values: list[int]) -> Value:
+        return ir.Constant(dwords, of_each(values))
+
     # Dwords: d and dmin, scales 0..3, minima 0..3 with six bits a byte, then the low bits of the rest.
-    first = b.lshr(e.shuffle(head, [1, 1, 2, 2]), ir.Constant(four, [0, 2, 0, 2]))
-    first = b.and_(first, ir.Constant(four, [0x3F3F3F3F, 0x30303030] * 2))
-    rest = b.lshr(e.shuffle(head, [3, 3, 3, 3]), ir.Constant(four, [0, 0, 0, 4]))
-    rest = b.and_(rest, ir.Constant(four, [0, 0x0F0F0F0F] * 2))
-    numbers = b.zext(b.bitcast(b.or_(first, rest), vec(i8, 16)), ints)
-    halves = e.half_to_float(b.bitcast(head, vec(i16, 8)))
-    factors = e.shuffle(halves, [0] * 8 + [1] * 8)
-    products = b.fmul(b.uitofp(numbers, floats), factors)
-    scale = pick(e, products, lambda g: g // 2, PAIR_ORDER)
-    return scale, b.fneg(pick(e, products, lambda g: 8 + g // 2, PAIR_ORDER))
+    first = b.lshr(e.shuffle(head, of_each([1, 1, 2, 2], 4)), constants([0, 2, 0, 2]))
+    first = b.and_(first, constants([0x3F3F3F3F, 0x30303030] * 2))
+    rest = b.lshr(e.shuffle(head, of_each([3, 3, 3, 3], 4)), constants([0, 0, 0, 4]))
+    rest = b.and_(rest, constants([0, 0x0F0F0F0F] * 2))
+    halves = e.half_to_float(b.bitcast(head, vec(i16, n)))
+    return b.bitcast(b.or_(first, rest), vec(i8, 2 * n)), halves
 
 
-def unpack_q4_k(e: Ir, unit: Value) -> Unit:
-    v, w = (e.load(e.at(unit, 16 + 64 * h), codes) for h in (0, 1))
-    return Unit(transposed_nibbles(e, v, w), *scale_and_bias(e, unit))
+def scales_and_biases(e: Ir, blocks: list[Value]) -> tuple[Value, Value]:
+    """Of Q4_K and Q5_K in lane order: d * scale and -dmin * minimum, from the first 16 bytes."""
+    b, n = e.b, 8 * len(blocks)
+    numbers, halves = head_of(e, blocks)
+    lanes = [sub_block(lane) for lane in range(n)]
+    result = []
+    for k, factors in enumerate((halves, b.fneg(halves))):
+        mine = e.shuffle(numbers, [g // 8 * 16 + 8 * k + g % 8 for g in lanes])
+        real = b.uitofp(b.zext(mine, vec(i32, n)), vec(f32, n))
+        result.append(b.fmul(real, e.shuffle(factors, [g // 8 * 8 + k for g in lanes])))
+    return result[0], result[1]
+
+
+def half_chunks(e: Ir, blocks: list[Value], at: int) -> list[Value]:
+    """Of the chunks from byte `at` on: the first 16 bytes of chunks 0 and 1 of every block, of
+    chunks 2 and 3, then the last 16 bytes in the same order.
+    """
+    if len(blocks) == 1:
+        chunks = [e.at(blocks[0], at + 32 * c) for c in range(4)]
+        return [
+            e.concat(*(e.load(e.at(c, 16 * half), vec(i8, 16)) for c in chunks[k : k + 2]))
+            for half in (0, 1)
+            for k in (0, 2)
+        ]
+    pairs = [[e.load(e.at(block, at + k), codes) for block in blocks] for k in (0, 64)]
+    lanes = [16 * q + l for q in (0, 2, 4, 6) for l in range(16)]
+    return [e.shuffle(v, [l + 16 * half for l in lanes], w) for half in (0, 1) for v, w in pairs]
+
+
+def unpack_q4_k(e: Ir, blocks: list[Value]) -> Unit:
+    v, w, v2, w2 = half_chunks(e, blocks, 16)
+    vectors = [*transposed_nibbles(e, v, w), *transposed_nibbles(e, v2, w2)]
+    return Unit(vectors, *scales_and_biases(e, blocks))
+
+
+def scaled_k(e: Ir, unit: Value, vectors: tuple[list[Value], list[Value]]) -> ScaledUnit:
+    """Codes of Q4_K or Q5_K with scales and minima: sums are of even and of odd sub-blocks."""
+    b = e.b
+    numbers, halves = head_of(e, [unit, unit])
+    lanes = [[sub_block_of(s, lane) for lane in range(8)] for s in (0, 1)]
+    scales = [b.bitcast(in_dwords(e, numbers, entries, 0, 2), vec(i16, 16)) for entries in lanes]
+    minima = b.bitcast(in_dwords(e, numbers, list(range(8, 16)), 0), vec(i32, 8))
+    minima = b.fmul(b.uitofp(minima, vec(f32, 8)), b.fneg(e.shuffle(halves, [1] * 8)))
+    return ScaledUnit(vectors, scales, e.shuffle(halves, [0] * 8), minima)
+
+
+def chunks_at(e: Ir, address: Value) -> list[Value]:
+    """Four times 32 bytes, `transposed`: lanes c and 4 + c are of halves of chunk c."""
+    return transposed(e, [e.load(e.at(address, 32 * c), vec(i8, 32)) for c in range(4)])
+
+
+def scaled_q4_k(e: Ir, unit: Value) -> ScaledUnit:
+    both = chunks_at(e, e.at(unit, 16))
+    return scaled_k(
+        e, unit, ([low_nibbles(e, v) for v in both], [high_nibbles(e, v) for v in both])
+    )
+
+
+def scaled_q5_k(e: Ir, unit: Value) -> ScaledUnit:
+    b, vectors = e.b, ([], [])
+    fifth = b.bitcast(e.load(e.at(unit, 16), vec(i8, 32)), vec(i32, 8))
+    # Bits 0 to 3 of each byte where bits 4 to 7 were: from there they are moved right only.
+    upper = b.shl(fifth, e.const(4, fifth.type))
+    for j, v in enumerate(chunks_at(e, e.at(unit, 48))):
+        copies = e.shuffle(upper, [k + l for k in (j, j + 4) for l in (0, 0, 8, 8)], fifth)
+        for high, nibbles in enumerate((low_nibbles(e, v), high_nibbles(e, v))):
+            moved = b.lshr(copies, ir.Constant(fifth.type, [high, 2 + high] * 4))
+            bit = b.and_(b.bitcast(moved, v.type), e.const(16, v.type))
+            vectors[high].append(b.or_(nibbles, bit))
+    return scaled_k(e, unit, vectors)
 
 
 def shifted(e: Ir, v: Value, left: list[int]) -> Value:
     """Each quarter of the bytes moved left (negative: right) inside its 64-bit words."""
-    words = vec(i64, 8)
+    words = vec(i64, 2 * len(left))
     v = e.b.bitcast(v, words)
     amounts = [n for n in left for _ in range(2)]
     if max(amounts) > 0:
         v = e.b.shl(v, ir.Constant(words, [max(n, 0) for n in amounts]))
     if min(amounts) < 0:
         v = e.b.lshr(v, ir.Constant(words, [max(-n, 0) for n in amounts]))
-    return e.b.bitcast(v, codes)
+    return e.b.bitcast(v, vec(i8, 16 * len(left)))
 
 
 def bits_of(e: Ir, v: Value, left: list[int], mask: int) -> Value:
-    return e.b.and_(shifted(e, v, left), e.const(mask, codes))
+    return e.b.and_(shifted(e, v, left), e.const(mask, v.type))
 
 
 def twice(e: Ir, address: Value) -> Value:
@@ -93,16 +173,22 @@ def unpack_q6_k(e: Ir, unit: Value) -> Unit:
     return Unit(transposed(e, vectors), scale)
 
 
-def unpack_q5_k(e: Ir, unit: Value) -> Unit:
-    v, w = (e.load(e.at(unit, 48 + 64 * h), codes) for h in (0, 1))
-    fifth = twice(e, e.at(unit, 16))
+def unpack_q5_k(e: Ir, blocks: list[Value]) -> Unit:
+    vectors, chunks = [], half_chunks(e, blocks, 48)
     # Bit j of these bytes belongs to sub-block j.
-    nibbles = (low_nibbles(e, v), low_nibbles(e, w), high_nibbles(e, v), high_nibbles(e, w))
-    left = ([4, 4, 2, 2], [0, 0, -2, -2], [3, 3, 1, 1], [-1, -1, -3, -3])
-    vectors = [
-        e.b.or_(n, bits_of(e, fifth, moves, 0x10)) for n, moves in zip(nibbles, left, strict=True)
-    ]
-    return Unit(transposed(e, vectors), *scale_and_bias(e, unit))
+    fifth = e.concat(*(e.load(e.at(block, 16), vec(i8, 32)) for block in blocks))
+    for half in (0, 1):
+        v, w = chunks[2 * half : 2 * half + 2]
+        lanes = [32 * k + 16 * half + l for k in range(len(blocks)) for l in 2 * [*range(16)]]
+        fifth_bits = e.shuffle(fifth, lanes)
+        nibbles = (low_nibbles(e, v), low_nibbles(e, w), high_nibbles(e, v), high_nibbles(e, w))
+        moves = ([4, 2], [0, -2], [3, 1], [-1, -3])
+        codes_ = [
+            e.b.or_(n, bits_of(e, fifth_bits, m * len(blocks), 0x10))
+            for n, m in zip(nibbles, moves, strict=True)
+        ]
+        vectors += transposed(e, codes_)
+    return Unit(vectors, *scales_and_biases(e, blocks))
 
 
 def spread_dwords(e: Ir, v: Value, shifts: list[int], mask: int) -> list[Value]:
@@ -150,10 +236,21 @@ def unpack_q3_k(e: Ir, unit: Value) -> Unit:
     return Unit(vectors, e.b.fmul(scale, half_at(e, e.at(unit, 108))))
 
 
+def or_scaled(layout: Layout, step: ScaledStep) -> Layout:
+    """The layout, with another step at level avx2."""
+    return replace(layout, steps=lambda: (step,) if isa() == "avx2" else layout.steps())
+
+
 Q2_K = byte_layout((256, 84), TWO_ORDER, 3, unpack_q2_k)
 Q3_K = byte_layout((256, 110), TWO_ORDER, 7, unpack_q3_k, offset=4)
-Q5_K = byte_layout((256, 176), PAIR_ORDER, 31, unpack_q5_k)
-Q4_K = byte_layout((256, 144), PAIR_ORDER, 15, unpack_q4_k)
+Q4_K = or_scaled(
+    pair_layout(144, 15, unpack_q4_k, order=sub_block),
+    ScaledStep(144, scaled_q4_k),
+)
+Q5_K = or_scaled(
+    pair_layout(176, 31, unpack_q5_k, order=sub_block),
+    ScaledStep(176, scaled_q5_k),
+)
 Q6_K = byte_layout((256, 210), SIX_ORDER, 63, unpack_q6_k, offset=32)
 
 

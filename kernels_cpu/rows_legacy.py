@@ -6,16 +6,17 @@ Source: ggml-common.h for the layouts. The low nibbles of a block are its first 
 from llvmlite import ir
 
 from kernels_cpu.kernel import kernel
+from kernels_cpu.rows_blocks import pairs_q4_0, pairs_q4_1, pairs_q5_0, pairs_q5_1, pairs_q8_0
 from kernels_cpu.rows_bytes import (
     Order,
     Unit,
-    byte_layout,
     low_nibbles,
     pick,
     transposed,
     transposed_nibbles,
 )
 from kernels_cpu.rows_emitter import codes, emit_row_product
+from kernels_cpu.rows_pairs import block_layout
 from kernels_cpu.simd import Ir, Value, emits, i1, i8, i16, i32, i64, vec
 
 # Nibbles: vector v has the 16 bytes of blocks 0 to 3 side by side, w those of blocks 4 to 7.
@@ -142,11 +143,11 @@ def rest_q8_0(e: Ir, first: Value, second: Value) -> Unit:
     return Unit([unsigned], rest_pick(e, rest_heads(e, first, second), 0))
 
 
-Q4_0 = byte_layout((32, 18), NIBBLE_ORDER, 15, unpack_q4_0, rest_q4_0, offset=8)
-Q4_1 = byte_layout((32, 20), NIBBLE_ORDER, 15, unpack_q4_1, rest_q4_1)
-Q5_0 = byte_layout((32, 22), BYTE_ORDER, 31, unpack_q5_0, rest_q5_0, offset=16)
-Q5_1 = byte_layout((32, 24), BYTE_ORDER, 31, unpack_q5_1, rest_q5_1)
-Q8_0 = byte_layout((32, 34), BYTE_ORDER, 255, unpack_q8_0, rest_q8_0, offset=128)
+Q4_0 = block_layout((32, 18), NIBBLE_ORDER, 15, unpack_q4_0, pairs_q4_0, rest_q4_0, offset=8)
+Q4_1 = block_layout((32, 20), NIBBLE_ORDER, 15, unpack_q4_1, pairs_q4_1, rest_q4_1)
+Q5_0 = block_layout((32, 22), BYTE_ORDER, 31, unpack_q5_0, pairs_q5_0, rest_q5_0, offset=16)
+Q5_1 = block_layout((32, 24), BYTE_ORDER, 31, unpack_q5_1, pairs_q5_1, rest_q5_1)
+Q8_0 = block_layout((32, 34), BYTE_ORDER, 255, unpack_q8_0, pairs_q8_0, rest_q8_0, offset=128)
 
 
 @emits(4)

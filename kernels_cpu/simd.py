@@ -241,10 +241,13 @@ class Ir:
         """<n x i16> of u[2l] * s[2l] + u[2l+1] * s[2l+1], which must fit; level avx2 only, n = 16."""
         return self.call("llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), u, s)
 
+    def multiply2(self, v: Value, w: Value) -> Value:
+        """<n x i32> of v[2l] * w[2l] + v[2l+1] * w[2l+1] of shorts; level avx2 only, n = 8."""
+        return self.call("llvm.x86.avx2.pmadd.wd", vec(i32, 8), v, w)
+
     def add2(self, v: Value) -> Value:
         """<n x i32> of v[2l] + v[2l+1]; level avx2 only, n = 8."""
-        ones = self.const(1, v.type)
-        return self.call("llvm.x86.avx2.pmadd.wd", vec(i32, 8), v, ones)
+        return self.multiply2(v, self.const(1, v.type))
 
     def with_sign(self, v: Value, sign: Value) -> Value:
         """Bytes v, negated where sign is negative, 0 where it is 0; level avx2 only, 32 bytes."""
@@ -281,7 +284,7 @@ class Ir:
         return self.b.add(acc, sums)
 
     def lookup(self, table: Sequence[int], v: Value) -> Value:
-        """Bytes table[i] for <n x i8> indices i in 0..15; n is a multiple of 64."""
+        """Bytes table[i] for <n x i8> indices i in 0..15; n is 32 or a multiple of 64."""
         if isa() == "generic":
             result = self.const(table[0], v.type)
             for i in range(1, 16):
@@ -289,7 +292,7 @@ class Ir:
                 result = self.b.select(here, self.const(table[i], v.type), result)
             return result
         n, name = 32, "avx2.pshuf.b"
-        if isa() in ("amx", "avx512"):
+        if isa() in ("amx", "avx512") and v.type.count > n:
             n, name = 64, "avx512.pshuf.b.512"
         entries = ir.Constant(vec(i8, n), list(table) * (n // 16))
         parts = [
