@@ -348,15 +348,6 @@ class Ir:
         wide = self.b.shl(self.b.zext(v, vec(i32, n)), self.const(16, vec(i32, n)))
         return self.b.bitcast(wide, vec(f32, n))
 
-    def float_to_bf16(self, v: Value) -> Value:
-        """<n x i16> bits of the nearest bfloat16, ties to even (finite values)."""
-        n = v.type.count
-        bits = self.b.bitcast(v, vec(i32, n))
-        one = self.const(1, vec(i32, n))
-        odd = self.b.and_(self.b.lshr(bits, self.const(16, vec(i32, n))), one)
-        rounded = self.b.add(self.b.add(bits, self.const(0x7FFF, vec(i32, n))), odd)
-        return self.b.trunc(self.b.lshr(rounded, self.const(16, vec(i32, n))), vec(i16, n))
-
 
 def mangle(type_: ir.Type) -> str:
     """A type as LLVM's overloaded intrinsics spell it."""
