@@ -28,7 +28,10 @@ Environment = Mapping[str, str]
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise BadSettings(f"{text}: there is no such user") from None
 
 
 def _flag(text: str) -> bool:
@@ -172,7 +175,7 @@ def explain_settings(environ: Environment | None = None) -> list[Found]:
 
 def _find_all(env: Environment, problems: list[str]) -> list[Found]:
     path = config_path(env)
-    file = _read_config(path)
+    file = _read_config(path, is_named=bool(env.get(CONFIG_VARIABLE, "").strip()))
     return [_find(row, env, file, path, problems) for row in ROWS]
 
 
@@ -213,11 +216,15 @@ def config_path(env: Environment) -> Path:
     return _path(named) if named else _path(folder) / CONFIG_NAME
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """The config file's keys, checked to be settings; empty without a file."""
+def _read_config(path: Path, *, is_named: bool) -> dict[str, Any]:
+    """The config file's keys, checked to be settings; empty without a file that nobody named."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if is_named:
+            raise BadSettings(
+                f"{path}: there is no such file; {CONFIG_VARIABLE} names it"
+            ) from error
         return {}
     except OSError as error:
         raise BadSettings(f"{path}: {error.strerror}") from error
@@ -225,7 +232,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
     try:
         values = tomllib.loads(content.decode())
-    except ValueError as error:  # of the syntax, or of the encoding
+    except (ValueError, RecursionError) as error:  # of the syntax, or of the encoding
         raise BadSettings(f"{path}: {error}") from error
     known = [row.name for row in ROWS]
     for key in values:
@@ -239,6 +246,8 @@ def _text_of(value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        if not all(item.strip() and "," not in item for item in value):
+            raise ValueError("a text in it is empty or has a comma")
         return ",".join(value)
     if isinstance(value, str | int):
         return str(value)

@@ -13,18 +13,18 @@ class SettingsHelp(TyperCommand):
     """A command whose help ends with the settings."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        path = config_path(os.environ)
         with formatter.section("Settings"):
+            try:
+                path = config_path(os.environ)
+                rows = [_row(found) for found in explain_settings()]
+            except BadSettings as error:
+                formatter.write_text(f"Error: {error}")
+                return
             formatter.write_text(
                 f"Variables, or keys of {path} ({CONFIG_VARIABLE} names another file); "
                 "Ollama's names (OLLAMA_HOST, ...) work where it has the same setting."
             )
             formatter.write_paragraph()
-            try:
-                rows = [_row(found) for found in explain_settings()]
-            except BadSettings as error:
-                formatter.write_text(f"Error: {error}")
-                return
             formatter.write_dl(rows)
 
 

@@ -47,6 +47,9 @@ def test_types_of_the_file(tmp_path):
         ("max_queue = -1", "max_queue = -1: it must not be negative"),
         ("keep_alive = 'soon'", "keep_alive = 'soon': time: invalid duration"),
         ("host = {a = 1}", "host = {'a': 1}: it must be"),
+        ('api_keys = [""]', "api_keys = ['']: a text in it is empty or has a comma"),
+        ('api_keys = ["a,b"]', "a text in it is empty or has a comma"),
+        (f"host = {'[' * 9999}", "config.toml: "),
     ],
 )
 def test_bad_files_name_the_key(tmp_path, text, message):
@@ -61,6 +64,12 @@ def test_a_file_that_is_no_text(tmp_path):
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(BadSettings):
         settings_of(tmp_path)
+
+
+@pytest.mark.parametrize("named", ["/nowhere/config.toml", "~no.such.user/config.toml"])
+def test_a_file_that_is_named_must_be_there(named):
+    with pytest.raises(BadSettings, match="there is no such"):
+        load_settings({"LOCALLLM_CONFIG": named})
 
 
 def test_variables_that_cannot_be_read_are_told_and_not_used(tmp_path):
