@@ -81,7 +81,7 @@ class Keys:
     """The keys that let a request in; without any, everybody is let in."""
 
     def __init__(self, keys: Iterable[str], secret: str) -> None:
-        self._keys = [key.encode() for key in keys]
+        self._keys = [key.encode(errors="surrogateescape") for key in keys]
         self._secret = secret.encode()
 
     def caller(self, headers: Headers) -> str | None:
