@@ -109,7 +109,7 @@ def test_a_model_with_windows_says_the_same_bits(kind: str, count: int, windowed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type_name", ["Q4_K", "Q8_0", "F16", "IQ4_XS"])
+@pytest.mark.parametrize("type_name", ["Q5_1", "Q8_0", "F16"])
 def test_hundreds_of_answers_are_the_same_bits(type_name: str, tmp_path: Path) -> None:
     with write_llama(tmp_path / "model.gguf", type_name) as file:
         check("cpu", file, 400, VOCAB)
