@@ -16,6 +16,7 @@ Not here: which block a position lies in.
 from dataclasses import dataclass
 from typing import Protocol
 
+from kernels_cpu.attention_math import lanes
 from kernels_cpu.simd import Ir, Value, f32, i8, i16, i32, vec
 from kernels_cpu.vector_math import floats, for_lanes
 
@@ -114,8 +115,11 @@ class ScaledBytes:
     def load(self, e: Ir, row: Row, d: Value, n: int) -> Value:
         codes = e.b.sitofp(e.load(e.at(row.values, d), vec(i8, n)), vec(f32, n))
         place = e.mul(e.b.lshr(d, e.const(SCALED.bit_length() - 1)), 2)
-        scale = e.half_to_float(e.load(e.at(row.scales, place), i16, align=2))
-        return e.b.fmul(codes, e.splat(scale, n))
+        half = e.load(e.at(row.scales, place), i16, align=2)
+        # Spread out first: an instruction less than the other way round.
+        width = min(n, lanes())
+        scales = e.half_to_float(e.splat(half, width))
+        return e.b.fmul(codes, e.concat(*[scales] * (n // width)))
 
     def store(self, e: Ir, x: Value, row: Row, head_dim: Value) -> None:
         eights = e.b.lshr(head_dim, e.const(3))
