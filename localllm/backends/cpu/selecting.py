@@ -16,7 +16,7 @@ from localllm.backends.cpu.context import Context, zeros
 from localllm.backends.cpu.memory import address_of
 from localllm.backends.cpu.step import Slot
 
-MAX_EDITS = 1 << 16  # of all rows of a step
+DRAFT_EDITS = 4096  # of a sequence's rows beside the one that is drawn from in any case
 
 assert select.TOP == TOP
 
@@ -32,8 +32,10 @@ class Selection:
         self._parts = zeros((rows, num_chunks(stride), 2), np.float32)
         self._edited_rows = np.zeros(rows, np.int32)
         self._edit_starts = np.zeros(rows + 1, np.int32)
-        self._ids = zeros((MAX_EDITS,), np.int32)
-        self._repeat, self._add, self._old = (zeros((MAX_EDITS,), np.float32) for _ in range(3))
+        # Every sequence may change its whole row; memory is taken where it is written to.
+        most = context.options.max_segments * (context.vocab_size + DRAFT_EDITS)
+        self._ids = zeros((most,), np.int32)
+        self._repeat, self._add, self._old = (zeros((most,), np.float32) for _ in range(3))
         self._record(num_chunks(stride))
 
     def _record(self, chunks: int) -> None:
@@ -60,7 +62,7 @@ class Selection:
         end = 0
         for item, (row, edits) in enumerate(batch.edits.items()):
             start, end = end, end + len(edits.ids)
-            assert end <= MAX_EDITS
+            assert end <= len(self._ids)
             self._edited_rows[item] = row
             self._edit_starts[item + 1] = end
             self._ids[start:end] = edits.ids
