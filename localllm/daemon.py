@@ -31,7 +31,7 @@ from typing import Any
 from localllm.config import Settings
 from localllm.cost import Account
 from localllm.durations import FOREVER, parse_keep_alive
-from localllm.errors import Busy, LocalLLMError
+from localllm.errors import Busy
 from localllm.launch import Launched, launch_runner
 from localllm.loaded import Key, Lease, LoadedModel, Target
 from localllm.memory import available_memory, private_memory
@@ -58,6 +58,30 @@ class Gauges:
     private: Callable[[int], int] = private_memory
 
 
+class SharedLoad:
+    """A load under way, and who waits for it."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self.listeners: dict[object, OnLoading | None] = {}
+
+    @contextmanager
+    def heard_by(self, on_loading: OnLoading | None) -> Iterator[None]:
+        """Count one more who waits, and tell it how far the load is."""
+        token = object()
+        self.listeners[token] = on_loading
+        try:
+            yield
+        finally:
+            del self.listeners[token]
+
+    def tell(self, loading: Loading) -> None:
+        for on_loading in self.listeners.values():
+            if on_loading is not None:
+                on_loading(loading)
+
+
 class Daemon:
     """All loaded models. Lives on one event loop; `start_runner` makes the processes."""
 
@@ -71,7 +95,7 @@ class Daemon:
         self._models: dict[Key, LoadedModel] = {}
         self._load_lock = asyncio.Lock()
         self._waiters: Counter[Key] = Counter()
-        self._failures: dict[Key, LocalLLMError] = {}
+        self._loads: dict[Key, SharedLoad] = {}
         self._went_idle = asyncio.Event()
         self._closing: str | None = None
         self._spare: asyncio.Task[RunnerProcess] | None = None
@@ -183,7 +207,6 @@ class Daemon:
             self._waiters[key] -= 1
             if not self._waiters[key]:
                 del self._waiters[key]
-                self._failures.pop(key, None)
 
     def _check_queue(self, key: Key) -> None:
         """Raise Busy if no more may wait, with a guess when half of the queue will be gone."""
@@ -224,22 +247,45 @@ class Daemon:
             model.timer = loop.call_later(left, self._settle, model, context=Context())
 
     async def _load(self, target: Target, on_loading: OnLoading | None) -> None:
-        """Load the model unless another waiter has done so, or failed to, meanwhile."""
-        failure = self._failures.get(target.key)
+        """Wait for the model to be loaded, which the last one who waits ends when it leaves."""
+        load = self._loads.get(target.key)
+        if load is None:
+            load = self._loads[target.key] = SharedLoad()
+            load.task = asyncio.create_task(self._run_load(target, load))
+            load.task.add_done_callback(partial(self._load_ended, target.key, load))
+        try:
+            with load.heard_by(on_loading):
+                await asyncio.shield(load.task)
+        except asyncio.CancelledError:
+            if not load.listeners:
+                self._load_ended(target.key, load, load.task)
+                load.task.cancel()
+                await asyncio.wait({load.task})
+                self._settle_unused(target.key)
+            raise
+
+    def _load_ended(self, key: Key, load: SharedLoad, task: asyncio.Task[None]) -> None:
+        """Have those who come from now on begin another load if they need one."""
+        if self._loads.get(key) is load:
+            del self._loads[key]
+        if task.done() and not task.cancelled():
+            # Whether anybody waits for it or not.
+            task.exception()
+
+    def _settle_unused(self, key: Key) -> None:
+        model = self._models.get(key)
+        if model is not None:
+            self._settle(model)
+
+    async def _run_load(self, target: Target, load: SharedLoad) -> None:
         async with self._load_lock:
             if target.key in self._models or self._closing is not None:
                 return
-            newest = self._failures.get(target.key)
-            if newest is not None and newest is not failure:
-                raise newest
             runner = await self._new_runner()
             model = LoadedModel(target, runner, self._keep_alive)
             self._models[target.key] = model
             try:
-                await self._load_into(model, on_loading)
-            except LocalLLMError as error:
-                self._failures[target.key] = error
-                raise
+                await self._load_into(model, load.tell)
             finally:
                 if not model.is_ready:
                     self._forget(model)
@@ -260,7 +306,7 @@ class Daemon:
             self._spare = None
             self._spawn(_close_started(spare))
 
-    async def _load_into(self, model: LoadedModel, on_loading: OnLoading | None) -> None:
+    async def _load_into(self, model: LoadedModel, on_loading: OnLoading) -> None:
         target, settings, clock = model.target, self._settings, asyncio.get_running_loop().time
         load = Load(
             str(target.path),
@@ -279,9 +325,7 @@ class Daemon:
         self._spawn(self._forget_when_closed(model))
         log.info("loaded %s in runner %d", target.name, model.runner.pid)
 
-    async def _make_room(
-        self, model: LoadedModel, on_loading: OnLoading | None, num_bytes: int
-    ) -> int:
+    async def _make_room(self, model: LoadedModel, on_loading: OnLoading, num_bytes: int) -> int:
         """Unload others until there is room for a model; then tell how much there is."""
         model.planned_bytes = num_bytes
         victim: LoadedModel | None = None
@@ -291,7 +335,7 @@ class Daemon:
                 victim = min(idle, key=_eviction_order) if idle else victim
                 if victim is None or victim.runner.is_dead:
                     victim = min(others, key=_eviction_order)
-                if victim.num_users and on_loading is not None:
+                if victim.num_users:
                     on_loading(Loading(f"waiting for {victim.target.name} to finish"))
                 victim.leave()
                 self._went_idle.clear()

@@ -214,6 +214,47 @@ def test_cancelled_load_ends_its_process() -> None:
     run(test)
 
 
+def test_load_goes_on_for_others_when_the_one_who_began_it_leaves() -> None:
+    async def test(daemon: Daemon) -> None:
+        first = asyncio.create_task(ask(daemon, A))
+        await until(lambda: bool(daemon.loaded()))
+        process = pid(daemon)
+        others = [asyncio.create_task(ask(daemon, A)) for _ in range(2)]
+        await asyncio.sleep(0)
+        for waiter in (first, others[0]):
+            waiter.cancel()
+        await asyncio.wait({first, others[0]})
+        assert await others[1] == "0 1 2 "
+        assert pid(daemon) == process
+
+    run(test)
+
+
+def test_load_that_is_ended_does_not_end_who_comes_meanwhile() -> None:
+    async def test(daemon: Daemon) -> None:
+        first = asyncio.create_task(ask(daemon, A))
+        await until(lambda: bool(daemon.loaded()))
+        process = pid(daemon)
+        first.cancel()
+        await asyncio.sleep(0)
+        assert await ask(daemon, A) == "0 1 2 "
+        assert first.cancelled()
+        assert pid(daemon) != process
+
+    run(test)
+
+
+def test_model_whose_load_nobody_awaited_to_its_end_does_not_stay_for_ever() -> None:
+    async def test(daemon: Daemon) -> None:
+        waiter = asyncio.create_task(ask(daemon, A))
+        await until(lambda: any(model.is_ready for model in daemon.loaded()))
+        waiter.cancel()
+        await asyncio.wait({waiter})
+        await until(lambda: not daemon.loaded())
+
+    run(test, keep_alive="10ms")
+
+
 def test_requests_beyond_the_queue_are_refused_at_once_and_the_others_served_in_order() -> None:
     async def test(daemon: Daemon) -> None:
         order: list[int] = []
