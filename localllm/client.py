@@ -22,6 +22,7 @@ from localllm.address import Address
 from localllm.config import Settings, process_environment
 from localllm.errors import BadRequest, DaemonUnavailable, LocalLLMError, ModelNotFound
 from localllm.identity import Build, read_secret
+from localllm.interpreter import command_of
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -104,7 +105,8 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-LocalLLM-Progress": "1"}
         if self.settings.api_keys:
-            headers["Authorization"] = f"Bearer {self.settings.api_keys[0]}"
+            key = self.settings.api_keys[0].encode(errors="surrogateescape")
+            headers["Authorization"] = f"Bearer {key.decode('latin-1')}"
         if self.address.is_local:
             headers["X-LocalLLM-Secret"] = read_secret(self.settings.data_dir)
         for is_last_try in (False, True):
@@ -214,7 +216,7 @@ class Client:
 def _spawn(log: Path, *, prepares: bool) -> int:
     """Start the daemon in a session of its own, its output in the log; gives its process id."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "localllm.server", "--background"] + ["--prepare"] * prepares
+    command = [*command_of("localllm.server"), "--background"] + ["--prepare"] * prepares
     # Nobody waits for this child, so it is no `Popen`.
     return os.posix_spawn(
         sys.executable,

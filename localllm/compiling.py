@@ -16,6 +16,7 @@ from pathlib import Path
 
 from localllm.config import Settings, load_settings, process_environment
 from localllm.errors import LocalLLMError
+from localllm.interpreter import command_of
 
 LONGEST_SECONDS = 600
 NICENESS = 10
@@ -42,7 +43,7 @@ class Compiler:
             level = self._settings.isa or detect(self._settings.cache_dir)
             environ = {**environment_for(level, process_environment()), "LOCALLLM_ISA": level}
             done = subprocess.run(
-                [sys.executable, "-m", "localllm.compiling", str(path)],
+                [*command_of("localllm.compiling"), str(path)],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

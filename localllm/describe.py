@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import BadFile, LocalLLMError
+from localllm.interpreter import command_of
 from localllm.messages import error_of, kind_of
 from localllm.text.dialects import capabilities
 
@@ -142,7 +143,7 @@ def _parts(path: Path, count: int) -> list[str]:
 
 def describe_apart(path: Path, *, verbose: bool = False) -> Description:
     """`describe` in a child process. Raises the error that it met there."""
-    command = [sys.executable, "-m", "localllm.describe", str(path), "verbose" * verbose]
+    command = [*command_of("localllm.describe"), str(path), "verbose" * verbose]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=DESCRIBE_SECONDS

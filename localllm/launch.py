@@ -5,14 +5,14 @@ Not here: talking to it (runner_process.py).
 
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from localllm.config import Settings, process_environment
 from localllm.errors import BadSettings
+from localllm.interpreter import command_of
 
-COMMAND = (sys.executable, "-m", "localllm.runner")
+COMMAND = command_of("localllm.runner")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 from localllm.config import load_settings
 from localllm.errors import Busy, LocalLLMError, PullFailed
+from localllm.interpreter import command_of
 from localllm.messages import error_of
 from localllm.pull.events import Event, Header, Status, Transfer
 from localllm.store import Store
@@ -52,7 +53,7 @@ class Pulls:
         self._num_running += 1
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "localllm.pull.apart"),
+                *command_of("localllm.pull.apart"),
                 *(str(self._store.root), name, *["insecure"] * is_insecure),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
