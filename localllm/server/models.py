@@ -233,6 +233,8 @@ def _last(chunks: Iterable[Chunk]) -> Chunk:
 
 def _recipe(fields: dict[str, Any]) -> Recipe:
     licenses = fields.get("license", [])
+    if not isinstance(licenses, str | list):
+        raise BadRequest("license must be a text or a list of texts")
     messages = fields.get("messages")
     if messages is not None and not all(
         isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages

@@ -275,3 +275,10 @@ def test_busy_daemon_answers_health_at_once_and_refuses_to_shut_down(server: Ser
             assert other.get("/health").status_code == 200
             stop = other.post("/api/shutdown", headers=server.trusted)
             assert (stop.status_code, stop.json()) == (409, {"error": "requests are running"})
+
+
+def test_license_that_is_no_text_is_refused(server: Server) -> None:
+    body = {"model": "licensed", "from": "tiny", "license": 5, "stream": False}
+    answer = server.post("/api/create", **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "license must be a text or a list of texts"
