@@ -173,7 +173,11 @@ class Embeddings:
         start, end = tokenizer.bos_id, tokenizer.eos_id
         before = [start] if tokenizer.add_bos and start is not None else []
         after = [end] if tokenizer.add_eos and end is not None else []
-        ids = self.prompts.encode(request.texts[number])
+        text = request.texts[number]
+        fewest = tokenizer.fewest_tokens(text)
+        if fewest > limit and not request.truncate:
+            raise _too_long(number, f"at least {fewest}", limit)
+        ids = self.prompts.encode(text)
         if not ids and not before and not after:
             # There must be something to compute; what begins or ends a text says the least.
             ids = [next(i for i in (start, end, 0) if i is not None)]
@@ -182,10 +186,7 @@ class Embeddings:
         if excess <= 0:
             return before + ids + after, 0
         if not request.truncate:
-            raise BadRequest(
-                f"the input length exceeds the context length: input {number} has {num_tokens} "
-                f"tokens, the context holds {limit}"
-            )
+            raise _too_long(number, str(num_tokens), limit)
         if excess >= len(ids):
             raise BadRequest(
                 f"input after truncation exceeds maximum context length: {limit} positions leave "
@@ -270,3 +271,10 @@ def add_stats(total: Stats, one: Stats) -> None:
     total.cached_tokens += one.cached_tokens
     total.num_preemptions += one.num_preemptions
     total.queue_seconds = max(total.queue_seconds, one.queue_seconds)
+
+
+def _too_long(number: int, num_tokens: str, limit: int) -> BadRequest:
+    return BadRequest(
+        f"the input length exceeds the context length: input {number} has {num_tokens} tokens, "
+        f"the context holds {limit}"
+    )

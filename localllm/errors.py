@@ -28,10 +28,11 @@ class PromptTooLong(BadRequest):
     """The prompt and at least one token of an answer do not fit into the context."""
 
     @classmethod
-    def of(cls, num_tokens: int, context_length: int) -> Self:
+    def of(cls, num_tokens: int, context_length: int, *, at_least: bool = False) -> Self:
+        number = f"at least {num_tokens}" if at_least else num_tokens
         return cls(
             "the prompt is longer than the context length currently available to the model: "
-            f"it has {num_tokens} tokens and the context holds {context_length}, the answer "
+            f"it has {number} tokens and the context holds {context_length}, the answer "
             "included; shorten the prompt or raise num_ctx"
         )
 

@@ -95,6 +95,7 @@ class PromptBuilder:
         Raises PromptTooLong, with both numbers, when it cannot be made to fit.
         """
         self._check_ids(request.tokens)
+        self._check_length(request, limit)
         with self._lock:
             if request.messages is None:
                 prompt = Prompt(self._raw(request))
@@ -117,6 +118,17 @@ class PromptBuilder:
             told, tools = voice.dialect.told(head, request.tools)
             text = voice.template.render(told, tools=tools, **variables)
             return earlier + text + start
+
+    def _check_length(self, request: TextRequest, limit: int) -> None:
+        """Refuse what cannot fit before it is tokenised: that takes seconds a megabyte, and other
+        requests wait meanwhile.
+        """
+        text = request.prompt
+        if request.messages:
+            text = str(request.messages[-1].get("content") or "")
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest >= limit:
+            raise PromptTooLong.of(fewest, limit, at_least=True)
 
     def _check_ids(self, tokens: Sequence[int]) -> None:
         size = self.tokenizer.vocab_size

@@ -22,6 +22,8 @@ _SHARED = {"model": STRING, "keep_alive": ANY}
 TOKENIZE = Shape("TokenizeRequest", {**_SHARED, "content": STRING})
 DETOKENIZE = Shape("DetokenizeRequest", {**_SHARED, "tokens": Kind((list,), "[]int")})
 
+MAX_CONTENT = 1 << 20  # characters; a text keeps the model's other requests waiting
+
 Reply = Callable[[Delta], Chunk]
 
 
@@ -30,6 +32,8 @@ async def tokenize(request: Request) -> Response:
     included.
     """
     fields = await read_body(request, TOKENIZE)
+    if len(fields.get("content", "")) > MAX_CONTENT:
+        raise BadRequest(f"content has more than {MAX_CONTENT} characters; send it in parts")
     ask = Generate(0, prompt=fields.get("content", ""), want_tokens=True, render_only=True)
     return _answer(request, fields, ask, lambda delta: {"tokens": delta.tokens or []})
 

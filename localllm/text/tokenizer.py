@@ -70,10 +70,22 @@ class Tokenizer:
         self.eog_ids = vocabulary.eog_ids
         self.special_ids = frozenset(vocabulary.ids_of_kind(CONTROL, UNKNOWN))
         self._token_bytes: dict[int, bytes] = {}
+        self._longest: int | None = None
 
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary.texts)
+
+    def fewest_tokens(self, text: str) -> int:
+        """How many tokens `text` has at least, told at once.
+
+        No token stands for more characters than its own text has; only WordPiece drops blanks.
+        """
+        if self.vocabulary.model == "bert":
+            return 0
+        if self._longest is None:
+            self._longest = max(map(len, self.vocabulary.texts))
+        return len(text) // max(self._longest, 1)
 
     def is_special(self, token: int) -> bool:
         """Whether the token is a mark that is no part of the text."""

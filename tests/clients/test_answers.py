@@ -117,6 +117,9 @@ def test_texts_become_tokens_and_back(server: Server) -> None:
     assert counted == len(found["tokens"])
     back = server.post("/api/detokenize", model="smollm2", tokens=found["tokens"]).json()
     assert back == {"model": "smollm2", "content": text}
+    huge = server.post("/api/tokenize", model="smollm2", content="word " * 300_000)
+    assert huge.status_code == 400
+    assert "content has more than 1048576 characters" in huge.json()["error"]
     long = server.post("/api/tokenize", model="smollm2", content="word " * 20_000).json()["tokens"]
     assert len(long) >= 20_000
     for path, fields in (

@@ -143,3 +143,22 @@ def test_a_raw_prompt_has_the_one_bos_that_the_model_wants(tmp_path, adds, promp
     with LoadedModel.open(path, settings, backend="reference") as model:
         tokens = model.prepare(TextRequest("r", prompt)).tokens
         assert tokens.count(model.tokenizer.bos_id) == count
+
+
+@pytest.mark.parametrize("kind", ["prompt", "messages"])
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(model, monkeypatch, kind) -> None:
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(model.tokenizer, "_encode", encode)
+    longest = max(map(len, model.tokenizer.vocabulary.texts))
+    text = "ab1!\n" * (longest * model.context_length)
+    given = {"prompt": text} if kind == "prompt" else {"messages": [user("a"), user(text)]}
+    with pytest.raises(BadRequest, match=r"it has at least \d+ tokens and the context holds"):
+        model.prepare(TextRequest("r", **given))
+
+
+def test_no_text_has_fewer_tokens_than_is_told_at_once(model) -> None:
+    for text in ("", "a", "<|im_end|>" * 50, " " * 999, "äöü" * 333, "one two " * 99):
+        fewest = model.tokenizer.fewest_tokens(text)
+        assert fewest <= len(model.tokenizer.encode(text, parse_special=True))
