@@ -26,7 +26,7 @@ ALLOWED = {
     "store": {"names", "user_files"},
     "user_files": set(),
     "traffic": {"address"},
-    "pull": {"names", "store", "describe", "identity", "messages"},
+    "pull": {"interpreter", "names", "store", "describe", "identity", "messages"},
 }
 HEAVY = (
     *("numba", "mlx", "starlette", "llvmlite", "jinja2", "tokenizers"),
