@@ -1,6 +1,8 @@
 """Fixtures that several areas share: the folder of outside data, and the two real models."""
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,6 +18,19 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared data folder is not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def archfix(shared_data: Path) -> ModuleType:
+    """The tool that writes a tiny GGUF from its description."""
+    spec = importlib.util.spec_from_file_location(
+        "archfix", shared_data.parent / "tools" / "archfix.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def real_model(name: str) -> Path:

@@ -19,6 +19,7 @@ from localllm.models.spec import KVGroup, ModelSpec
 
 BLOCK_SIZE = 32  # positions of one KV block
 TOP = 256  # sorted candidates that a step returns for each wanted row
+MAX_DRAFT_EDITS = 4096  # logits that Edits change in all rows of a sequence with guessed tokens
 
 Int32s = NDArray[np.int32]
 Floats = NDArray[np.float32]

@@ -15,12 +15,12 @@ Not here: the guesses (drafts.py), room for them (scheduler.py), drawing (engine
 import math
 from dataclasses import dataclass
 
+from localllm.backends import MAX_DRAFT_EDITS
 from localllm.engine.drafts import Drafter, PromptLookup
 from localllm.engine.scheduler import Scheduler, Segment, Step
 from localllm.engine.sequence import Request, Sequence
 
 MARGIN = 0.04  # the least logarithm of a gain that is worth the trouble
-MAX_EDITS = 4096  # changed logits of all rows of a sequence
 
 
 class StepCost:
@@ -177,4 +177,4 @@ def most_useful(sequence: Sequence) -> int:
     if num_predict >= 0:
         most = min(most, num_predict - sequence.emitted - 1)
     num_edits = sequence.sampler.num_edits
-    return min(most, MAX_EDITS // num_edits - 1) if num_edits else most
+    return min(most, MAX_DRAFT_EDITS // num_edits - 1) if num_edits else most

@@ -19,14 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.catalog import Resolved
-from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest, Cancelled, ModelNotFound
 from localllm.messages import Delta, Embed, Statistics
 from localllm.options import check_options, merged
 from localllm.server.body import ANY, BOOL, INT, OBJECT, STRING, Shape, read_body
 from localllm.server.respond import Answer, Chunk, ErrorOf, error_body, json_response
-from localllm.server.serving import TURN_FIELDS, turn
+from localllm.server.serving import TURN_FIELDS, keep_alive_of, turn
 from localllm.server.state import state_of
+from localllm.server.times import nanoseconds
 from localllm.server.work import Job, Started, run
 
 EMBED = Shape(
@@ -55,7 +55,7 @@ async def embed(request: Request) -> Response:
     if not model:
         raise ModelNotFound("model '' not found")
     resolved = resolve(request, model)
-    keep_alive = _keep_alive(fields)
+    keep_alive = keep_alive_of(fields)
     if not texts and keep_alive == 0:
         state_of(request).daemon.unload(resolved.target.key)
         return json_response({"model": model, "embeddings": []})
@@ -74,8 +74,8 @@ async def embed(request: Request) -> Response:
             return {"model": model, "embeddings": []}
         stats = delta.statistics or Statistics()
         costs = {
-            "total_duration": round((time.perf_counter() - arrived) * 1e9),
-            "load_duration": round(load_seconds * 1e9),
+            "total_duration": nanoseconds(time.perf_counter() - arrived),
+            "load_duration": nanoseconds(load_seconds),
             "prompt_eval_count": stats.prompt_tokens,
             "dropped_tokens": delta.dropped_tokens,
         }
@@ -92,7 +92,7 @@ async def embeddings(request: Request) -> Response:
     if not model:
         raise BadRequest("model is required")
     resolved = resolve(request, model)
-    keep_alive = _keep_alive(fields)
+    keep_alive = keep_alive_of(fields)
     if not prompt and keep_alive == 0:
         state_of(request).daemon.unload(resolved.target.key)
         return json_response({"embedding": []})
@@ -117,15 +117,10 @@ def texts_of(value: object) -> list[str]:
 
 def resolve(request: Request, model: str) -> Resolved:
     """The model of a request. Raises BadRequest, or ModelNotFound as these routes put it."""
-    state = state_of(request)
     try:
-        return state.catalog.resolve(model, is_trusted=state.is_trusted(request))
+        return state_of(request).resolve(request, model)
     except ModelNotFound:
         raise ModelNotFound(f'model "{model}" not found, try pulling it first') from None
-
-
-def _keep_alive(fields: Fields) -> float | None:
-    return parse_keep_alive(fields["keep_alive"]) if "keep_alive" in fields else None
 
 
 def num_ctx_of(resolved: Resolved, options: Fields | None = None) -> int | None:

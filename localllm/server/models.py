@@ -108,7 +108,7 @@ async def show(request: Request) -> Response:
         raise BadRequest("model is required")
     state = state_of(request)
     try:
-        resolved = state.catalog.resolve(model, is_trusted=state.is_trusted(request))
+        resolved = state.resolve(request, model)
     except ModelNotFound:
         raise ModelNotFound(f"model '{ModelName.parse(model)}' not found") from None
     found = await state.catalog.describe(resolved.target.path, verbose=fields.get("verbose", False))

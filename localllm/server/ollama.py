@@ -14,16 +14,15 @@ from starlette.responses import Response
 
 from localllm.catalog import Resolved
 from localllm.cost import Account
-from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest, ModelNotFound
 from localllm.messages import Delta, Generate, Loading, Statistics
 from localllm.options import check_options, merged
 from localllm.server.body import ANY, ARRAY, BOOL, INT, OBJECT, STRING, Kind, Shape, read_body
 from localllm.server.images import settle_images
 from localllm.server.respond import Answer, Chunk, json_response, to_json
-from localllm.server.serving import SERVING_FIELDS, serving
+from localllm.server.serving import SERVING_FIELDS, keep_alive_of, serving
 from localllm.server.state import state_of
-from localllm.server.times import now_text
+from localllm.server.times import nanoseconds, now_text
 from localllm.server.work import Job, Started, run
 
 PROGRESS_HEADER = "x-localllm-progress"
@@ -80,8 +79,8 @@ async def generate(request: Request) -> Response:
     model = fields.get("model", "")
     if not model:
         raise ModelNotFound("model '' not found")
-    resolved = _resolve(request, model)
-    keep_alive = _keep_alive(fields)
+    resolved = state_of(request).resolve(request, model)
+    keep_alive = keep_alive_of(fields)
     prompt = fields.get("prompt", "")
     if not prompt and keep_alive == 0:
         return _unloaded(request, resolved, model, _text_piece)
@@ -109,8 +108,8 @@ async def chat(request: Request) -> Response:
     model = fields.get("model", "")
     if not model:
         raise BadRequest("model is required")
-    resolved = _resolve(request, model)
-    keep_alive = _keep_alive(fields)
+    resolved = state_of(request).resolve(request, model)
+    keep_alive = keep_alive_of(fields)
     messages = [_message(item) for item in fields.get("messages", [])]
     if not messages and keep_alive == 0:
         return _unloaded(request, resolved, model, _message_piece)
@@ -132,21 +131,12 @@ async def chat(request: Request) -> Response:
     return _answer(request, asked, _message_piece)
 
 
-def _resolve(request: Request, model: str) -> Resolved:
-    state = state_of(request)
-    return state.catalog.resolve(model, is_trusted=state.is_trusted(request))
-
-
 def _is_render(fields: Fields) -> bool:
     return bool(fields.get("_debug_render_only"))
 
 
 def _wants_progress(request: Request) -> bool:
     return PROGRESS_HEADER in request.headers
-
-
-def _keep_alive(fields: Fields) -> float | None:
-    return parse_keep_alive(fields["keep_alive"]) if "keep_alive" in fields else None
 
 
 def _full_name(resolved: Resolved) -> str:
@@ -352,12 +342,12 @@ def _final(
     assert account is not None
     stats = delta.statistics or Statistics()
     values: Chunk = {
-        "total_duration": _nanoseconds(time.perf_counter() - asked.arrived),
-        "load_duration": _nanoseconds(account.load_seconds),
+        "total_duration": nanoseconds(time.perf_counter() - asked.arrived),
+        "load_duration": nanoseconds(account.load_seconds),
         "prompt_eval_count": stats.prompt_tokens,
-        "prompt_eval_duration": _nanoseconds(stats.prompt_seconds),
+        "prompt_eval_duration": nanoseconds(stats.prompt_seconds),
         "eval_count": stats.generated_tokens,
-        "eval_duration": _nanoseconds(stats.decode_seconds),
+        "eval_duration": nanoseconds(stats.decode_seconds),
         "context": None if asked.is_raw else delta.tokens,
         "prompt_cached_count": stats.cached_tokens,
         "draft_count": stats.drafted_tokens,
@@ -368,10 +358,6 @@ def _final(
     reason = delta.done_reason or "stop"
     known = {name: value for name, value in values.items() if value}
     return {**_end(asked.model, piece, reason), **known}
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
 
 
 def _merged(chunks: Iterable[Chunk]) -> Chunk:

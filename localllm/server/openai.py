@@ -71,7 +71,7 @@ async def embeddings(request: Request) -> Response:
     if not model:
         raise BadRequest("model is required")
     state = state_of(request)
-    resolved = state.catalog.resolve(model, is_trusted=state.is_trusted(request))
+    resolved = state.resolve(request, model)
     ask = Embed(
         0,
         texts,

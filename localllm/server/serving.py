@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest
 from localllm.server.body import BOOL, INT, STRING, Kind
 from localllm.server.state import state_of
@@ -32,6 +33,11 @@ def serving(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
         "cache_prompt": fields.get("cache_prompt", True),
         "speculate": fields.get("speculate", True),
     }
+
+
+def keep_alive_of(fields: Mapping[str, Any]) -> float | None:
+    """Seconds that the request wants its model kept; None: as is. Raises BadRequest."""
+    return parse_keep_alive(fields["keep_alive"]) if "keep_alive" in fields else None
 
 
 def turn(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:

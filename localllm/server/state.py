@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from localllm.catalog import Catalog
+from localllm.catalog import Catalog, Resolved
 from localllm.compiling import Compiler
 from localllm.config import Settings
 from localllm.daemon import Daemon
@@ -32,6 +32,10 @@ class State:
         """Whether the caller can read the data folder, and so is the user this daemon runs as."""
         given = request.headers.get(SECRET_HEADER, "")
         return hmac.compare_digest(given.encode(), self.secret.encode())
+
+    def resolve(self, request: Request, model: str) -> Resolved:
+        """The model that a name means to the caller. Raises BadRequest or ModelNotFound."""
+        return self.catalog.resolve(model, is_trusted=self.is_trusted(request))
 
 
 def state_of(request: Request) -> State:

@@ -1,4 +1,4 @@
-"""Times as Ollama writes them: RFC 3339."""
+"""Times as Ollama writes them: RFC 3339, and durations in nanoseconds."""
 
 import time
 from datetime import datetime, timedelta
@@ -17,6 +17,11 @@ def now_text() -> str:
 def local_text(timestamp: float) -> str:
     """A time stamp with the local offset."""
     return datetime.fromtimestamp(timestamp).astimezone().isoformat()
+
+
+def nanoseconds(seconds: float) -> int:
+    """A duration as responses have it."""
+    return round(seconds * 1e9)
 
 
 def expiry_text(seconds_left: float) -> str:

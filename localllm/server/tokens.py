@@ -10,11 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.durations import parse_keep_alive
 from localllm.errors import BadRequest
 from localllm.messages import Delta, Generate
 from localllm.server.body import ANY, STRING, Kind, Shape, read_body
 from localllm.server.respond import Answer, Chunk
+from localllm.server.serving import keep_alive_of
 from localllm.server.state import state_of
 from localllm.server.work import Job, run
 
@@ -53,8 +53,8 @@ def _answer(request: Request, fields: dict[str, Any], ask: Generate, reply: Repl
     if not model:
         raise BadRequest("model is required")
     state = state_of(request)
-    resolved = state.catalog.resolve(model, is_trusted=state.is_trusted(request))
-    keep_alive = parse_keep_alive(fields["keep_alive"]) if "keep_alive" in fields else None
+    resolved = state.resolve(request, model)
+    keep_alive = keep_alive_of(fields)
     job = Job(resolved.target, keep_alive, ask)
 
     async def chunks() -> AsyncIterator[Chunk]:

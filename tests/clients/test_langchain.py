@@ -1,8 +1,5 @@
 """`langchain-ollama`, unchanged: tour_langchain.py walks, we look at what it saw."""
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 from server_process import Server
 from touring import Seen, result, run_python_tour
@@ -12,9 +9,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def seen(server: Server) -> Seen:
-    if find_spec("langchain_ollama") is None:
-        pytest.skip("langchain-ollama is not installed: pip install -e '.[clients]'")
-    return run_python_tour(Path(__file__).with_name("tour_langchain.py"), server.url)
+    return run_python_tour("tour_langchain.py", server.url, needs="langchain_ollama")
 
 
 def test_chat_whole_streamed_and_asynchronous(seen: Seen) -> None:

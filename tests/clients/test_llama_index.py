@@ -1,8 +1,5 @@
 """`llama-index-llms-ollama`, unchanged: tour_llama_index.py walks, we look at what it saw."""
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 from server_process import Server
 from touring import Seen, result, run_python_tour
@@ -12,9 +9,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def seen(server: Server) -> Seen:
-    if find_spec("llama_index") is None:
-        pytest.skip("llama-index-llms-ollama is not installed: pip install -e '.[clients]'")
-    return run_python_tour(Path(__file__).with_name("tour_llama_index.py"), server.url)
+    return run_python_tour("tour_llama_index.py", server.url, needs="llama_index")
 
 
 def test_chat_whole_streamed_and_asynchronous(seen: Seen) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ def run_tour(command: Sequence[str], folder: Path) -> Seen:
     return seen
 
 
-def run_python_tour(script: Path, url: str) -> Seen:
+def run_python_tour(name: str, url: str, *, needs: str) -> Seen:
+    """What the steps of a script of this folder got; skips without the package that it `needs`."""
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: pip install -e '.[clients]'")
+    script = Path(__file__).with_name(name)
     return run_tour([sys.executable, "-W", "ignore", str(script), url], script.parent)
 
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from localllm.backends import MAX_DRAFT_EDITS
 from localllm.engine.blocks import BlockPool
 from localllm.engine.drafts import (
     CLASSES,
@@ -16,7 +17,7 @@ from localllm.engine.drafts import (
 from localllm.engine.pace import Pace
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.sequence import Request, Sequence
-from localllm.engine.speculation import MAX_EDITS, Speculation, StepCost, most_useful
+from localllm.engine.speculation import Speculation, StepCost, most_useful
 from localllm.sampling import Sampler, SamplingParams
 
 
@@ -195,6 +196,6 @@ def test_no_more_is_guessed_than_can_become_tokens() -> None:
     params = SamplingParams(presence_penalty=1, repeat_last_n=-1)
     prompt = list(range(1000))
     sequence = Sequence(Request("r", prompt, params), Sampler(params, prompt, 1000), print, 0, 5000)
-    assert most_useful(sequence) == MAX_EDITS // 1000 - 1
+    assert most_useful(sequence) == MAX_DRAFT_EDITS // 1000 - 1
     sequence.max_length = 1003
     assert most_useful(sequence) == 2

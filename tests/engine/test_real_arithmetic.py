@@ -1,11 +1,6 @@
 """The sameness contract with real arithmetic: a tiny model with windows on the reference backend."""
 
-import importlib.util
-import json
-from pathlib import Path
-
 import numpy as np
-import pytest
 from driver import Client, request, running
 
 from localllm.backends import BackendOptions
@@ -14,18 +9,6 @@ from localllm.gguf import GgufFile
 from localllm.models import read_spec
 
 SAMPLED = {"temperature": 1.0, "top_k": 40, "top_p": 0.95, "logprobs": 1}
-
-
-@pytest.fixture
-def model(shared_data: Path, tmp_path: Path):
-    tool = shared_data.parent / "tools" / "archfix.py"
-    spec = importlib.util.spec_from_file_location("archfix", tool)
-    archfix = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(archfix)
-    path = tmp_path / "model.gguf"
-    archfix.write(json.loads((shared_data / "archs" / "gemma3-dense.json").read_text()), path)
-    with GgufFile.open(path) as file:
-        yield file
 
 
 def serve(model: GgufFile, requests, blocks: int, **options) -> tuple[Client, int]:
@@ -53,11 +36,11 @@ def many(vocab_size: int):
     ]
 
 
-def test_texts_and_logprobs_are_bitwise_the_same_alone_and_preempted(model) -> None:
-    requests = many(read_spec(model).vocab_size)
-    alone = [serve(model, [r], blocks=16)[0] for r in requests]
+def test_texts_and_logprobs_are_bitwise_the_same_alone_and_preempted(windowed) -> None:
+    requests = many(read_spec(windowed).vocab_size)
+    alone = [serve(windowed, [r], blocks=16)[0] for r in requests]
     for options in ({"blocks": 4}, {"blocks": 16, "chunk": 5}):
-        together, num_preemptions = serve(model, requests, **options)
+        together, num_preemptions = serve(windowed, requests, **options)
         assert num_preemptions > 0 or options["blocks"] > 8
         for r, client in zip(requests, alone):
             assert together.reason(r.request_id) == "length"

@@ -1,8 +1,5 @@
 """Guesses change no bit of real arithmetic: a small llama on both backends, and one with windows."""
 
-import importlib.util
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,18 +34,6 @@ BACKENDS = {"cpu": CpuBackend, "reference": ReferenceBackend}
 @pytest.fixture(scope="module", autouse=True)
 def _kernels() -> None:
     kernels_cpu.configure(CACHE, LEVELS[0])
-
-
-@pytest.fixture
-def windowed(shared_data: Path, tmp_path: Path) -> Iterator[GgufFile]:
-    tool = shared_data.parent / "tools" / "archfix.py"
-    spec = importlib.util.spec_from_file_location("archfix", tool)
-    archfix = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(archfix)
-    path = tmp_path / "model.gguf"
-    archfix.write(json.loads((shared_data / "archs" / "gemma3-dense.json").read_text()), path)
-    with GgufFile.open(path) as file:
-        yield file
 
 
 def varied(count: int, vocab_size: int) -> list[Request]:

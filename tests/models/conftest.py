@@ -1,6 +1,5 @@
 """Tiny models of the shared data folder, and a driver that feeds a backend like the scheduler."""
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,19 +17,6 @@ from localllm.models.spec import ModelSpec
 
 Description = dict[str, Any]
 WriteModel = Callable[[Description], GgufFile]
-
-
-@pytest.fixture(scope="session")
-def archfix(shared_data: Path) -> ModuleType:
-    """The tool that writes a tiny GGUF from its description."""
-    spec = importlib.util.spec_from_file_location(
-        "archfix", shared_data.parent / "tools" / "archfix.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -11,12 +11,10 @@ from kernels_cpu.select import (
     restore_logits,
     scan_logits,
 )
-from localllm.backends import TOP, Batch, StepResult
+from localllm.backends import MAX_DRAFT_EDITS, TOP, Batch, StepResult
 from localllm.backends.cpu.context import Context, zeros
 from localllm.backends.cpu.memory import address_of
 from localllm.backends.cpu.step import Slot
-
-DRAFT_EDITS = 4096  # of a sequence's rows beside the one that is drawn from in any case
 
 assert select.TOP == TOP
 
@@ -33,7 +31,7 @@ class Selection:
         self._edited_rows = np.zeros(rows, np.int32)
         self._edit_starts = np.zeros(rows + 1, np.int32)
         # Every sequence may change its whole row; memory is taken where it is written to.
-        most = context.options.max_segments * (context.vocab_size + DRAFT_EDITS)
+        most = context.options.max_segments * (context.vocab_size + MAX_DRAFT_EDITS)
         self._ids = zeros((most,), np.int32)
         self._repeat, self._add, self._old = (zeros((most,), np.float32) for _ in range(3))
         self._record(num_chunks(stride))
